@@ -1,0 +1,1 @@
+"""Ray actors and the processes of a run."""

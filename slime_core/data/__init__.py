@@ -1,0 +1,1 @@
+"""Prompts: readers, rendering and data sources."""

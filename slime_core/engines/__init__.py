@@ -1,0 +1,1 @@
+"""SGLang's HTTP protocol: client, launcher, health, and the embedded engine."""

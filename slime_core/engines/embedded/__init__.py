@@ -1,0 +1,1 @@
+"""The same protocol on a transformers model, for machines without SGLang."""

@@ -1,0 +1,1 @@
+"""Held-out evaluation: datasets, pass@k, what is still owed."""

@@ -1,0 +1,1 @@
+"""The trainer: megatron-core on CPU and CUDA, one rank per process."""

@@ -1,0 +1,1 @@
+"""Loading code by import path."""

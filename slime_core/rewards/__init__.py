@@ -1,0 +1,1 @@
+"""Graders: from a sample to a score."""

@@ -1,0 +1,1 @@
+"""A run's identity and progress: epochs, the planner, recovery."""

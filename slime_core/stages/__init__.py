@@ -1,0 +1,1 @@
+"""The seven stages of an iteration as plain async functions (context, refs) -> Ref."""

@@ -1,0 +1,1 @@
+"""Durable Sample batches: Arrow parts, seals, batches and ledgers over object storage."""

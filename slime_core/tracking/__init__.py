@@ -1,0 +1,1 @@
+"""Metrics: registry, outbox, JSONL and MLflow."""

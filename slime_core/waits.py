@@ -1,0 +1,70 @@
+"""Waits that have a deadline and a name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from slime_core.errors import DeadlineError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Deadline:
+    """A point in monotonic time, with the name of what is waited for."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name = name
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    @property
+    def remaining_s(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def check(self, detail: str = "") -> None:
+        """Raises DeadlineError once the deadline has passed."""
+        if self.expired:
+            raise DeadlineError(
+                f"waited {self.seconds:.0f} s for {self.name}" + (f": {detail}" if detail else "")
+            )
+
+
+async def within(name: str, seconds: float, awaitable: Awaitable[T]) -> T:
+    """Awaits with a deadline; raises DeadlineError that names the wait."""
+    try:
+        return await asyncio.wait_for(awaitable, seconds)
+    except TimeoutError as error:
+        raise DeadlineError(f"waited {seconds:.0f} s for {name}") from error
+
+
+def poll(name: str, seconds: float, ready: Callable[[], T | None], interval_s: float = 0.05) -> T:
+    """Calls `ready` until it returns something that is not None, or the deadline passes."""
+    deadline = Deadline(name, seconds)
+    while True:
+        value = ready()
+        if value is not None:
+            return value
+        deadline.check()
+        time.sleep(min(interval_s, deadline.remaining_s))
+
+
+async def apoll(
+    name: str, seconds: float, ready: Callable[[], Awaitable[T | None]], interval_s: float = 0.05
+) -> T:
+    """The asynchronous twin of `poll`."""
+    deadline = Deadline(name, seconds)
+    while True:
+        value = await ready()
+        if value is not None:
+            return value
+        deadline.check()
+        await asyncio.sleep(min(interval_s, deadline.remaining_s))

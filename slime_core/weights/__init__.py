@@ -1,0 +1,1 @@
+"""Weights on the way from the trainer to the engines."""

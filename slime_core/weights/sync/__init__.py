@@ -1,0 +1,1 @@
+"""The weight-sync state machine and its canary."""

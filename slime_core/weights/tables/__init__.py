@@ -1,0 +1,1 @@
+"""Parameter names, one table per model family, used in both directions."""

@@ -1,0 +1,1 @@
+"""The seven stages as Prefect tasks."""
