@@ -1,0 +1,139 @@
+"""From YAML, `extends` and overrides to a checked RunConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from slime_core.config.fields import OPEN_GROUPS, field_groups, group_types, nearest
+from slime_core.config.tree import RunConfig
+from slime_core.errors import ConfigError
+
+
+def load_config(source: str | Path | dict[str, Any], overrides: dict[str, Any]) -> RunConfig:
+    """Reads a YAML file (or takes its content) and applies single values over it.
+
+    Args:
+        source: path of a YAML file, or the tree as a dict.
+        overrides: field name (without group) -> value; `megatron` and `sglang` are merged.
+
+    Raises:
+        ConfigError: a missing file, an unknown key (with the nearest known one), a wrong type or
+            a broken rule.
+    """
+    tree = source if isinstance(source, dict) else read_tree(Path(source))
+    return build_config(apply_overrides(tree, overrides))
+
+
+def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Reads one YAML file and what it extends; paths in it are relative to its folder."""
+    if path in seen:
+        raise ConfigError(f"{path}: `extends` goes in a circle: {' -> '.join(map(str, seen))}")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such configuration file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: must hold groups such as `run:` and `data:`")
+    _check_keys(tree, str(path))
+    tree = _absolute_paths(tree, path.parent)
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    return _merge(read_tree((path.parent / base), (*seen, path)), tree)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Puts single values, named without their group, over the tree."""
+    groups = field_groups()
+    for name, value in overrides.items():
+        if name in OPEN_GROUPS:
+            tree = _merge(tree, {name: value})
+        elif name in groups:
+            tree = {**tree, groups[name]: {**tree.get(groups[name], {}), name: value}}
+        else:
+            raise unknown_name(name, [*groups, *OPEN_GROUPS], "option")
+    return tree
+
+
+def build_config(tree: dict[str, Any]) -> RunConfig:
+    """Validates the tree; every problem becomes one line of a ConfigError."""
+    _check_keys(tree, "configuration")
+    try:
+        return RunConfig.model_validate({k: v for k, v in tree.items() if k != "extends"})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_sentence(item) for item in error.errors())) from error
+
+
+def unknown_name(name: str, known: list[str], what: str) -> ConfigError:
+    """An error that gives the nearest known name."""
+    close = nearest(name, known)
+    hint = f": did you mean {close}?" if close else ""
+    return ConfigError(f"unknown {what} {name}{hint}")
+
+
+def _check_keys(tree: dict[str, Any], where: str) -> None:
+    known = [*RunConfig.model_fields, "extends"]
+    for group, content in tree.items():
+        if group not in known:
+            fields = field_groups()
+            if group in fields:
+                raise ConfigError(f"{where}: {group} belongs under `{fields[group]}:`")
+            raise ConfigError(f"{where}: {unknown_name(str(group), known, 'key')}")
+        model = group_types().get(group)
+        if model is None:
+            continue
+        if not isinstance(content, dict):
+            raise ConfigError(f"{where}: `{group}:` must hold keys and values")
+        for key in content:
+            if key not in model.model_fields:
+                raise ConfigError(f"{where}: {_misplaced(str(key), group)}")
+
+
+def _misplaced(key: str, group: str) -> str:
+    fields = field_groups()
+    if key in fields:
+        return f"{key} stands under `{group}:` but belongs under `{fields[key]}:`"
+    return str(unknown_name(key, list(fields), f"key in `{group}:`"))
+
+
+def _absolute_paths(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Makes `./` and `../` paths of a file relative to that file's folder."""
+
+    def fix(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(("./", "../")):
+            return str((folder / value).resolve())
+        if isinstance(value, dict):
+            return {key: fix(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [fix(item) for item in value]
+        return value
+
+    return {key: value if key == "extends" else fix(value) for key, value in tree.items()}
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = (
+            {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        )
+    return merged
+
+
+def _sentence(item: Any) -> str:
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "missing":
+        return f"{place} is missing: set it in the YAML file or as --{place.split('.')[-1]}"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return message
+    return f"{place}: {message} (got {item['input']!r})"

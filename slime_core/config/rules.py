@@ -1,0 +1,90 @@
+"""Rules over several fields. Each states the problem with its numbers, and the fix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slime_core.config.tree import RunConfig
+
+
+def validate(config: RunConfig) -> None:
+    """Runs every rule; raises ValueError with one full sentence."""
+    for rule in (_batch_identity, _dynamic_batching, _clip_range, _eval, _reward, _sizes):
+        problem = rule(config)
+        if problem:
+            raise ValueError(problem)
+
+
+def _batch_identity(config: RunConfig) -> str | None:
+    prompts, n = config.rollout.rollout_batch_size, config.rollout.n_samples_per_prompt
+    batch, steps = config.train.global_batch_size, config.train.num_steps_per_rollout
+    samples = prompts * n
+    if batch is not None and steps is not None and batch * steps != samples:
+        return (
+            f"rollout_batch_size {prompts} x n_samples_per_prompt {n} = {samples} samples, but "
+            f"global_batch_size {batch} x num_steps_per_rollout {steps} = {batch * steps}: every "
+            "sample is trained exactly once, so make them equal"
+        )
+    divisor, name = (batch, "global_batch_size") if steps is None else (steps, "steps")
+    if divisor is not None and samples % divisor:
+        name = "global_batch_size" if name == "global_batch_size" else "num_steps_per_rollout"
+        return (
+            f"{samples} samples an iteration ({prompts} prompts x {n}) cannot be divided by "
+            f"{name} {divisor}: choose a divisor of {samples}"
+        )
+    per_step = samples // config.num_steps
+    if per_step % n:
+        return (
+            f"an optimizer step of {per_step} samples would split a group of {n}: make "
+            f"global_batch_size a multiple of n_samples_per_prompt"
+        )
+    return None
+
+
+def _dynamic_batching(config: RunConfig) -> str | None:
+    if config.train.use_dynamic_batch_size and config.train.max_tokens_per_gpu is None:
+        return "use_dynamic_batch_size needs max_tokens_per_gpu: the most tokens of a micro-batch"
+    if config.train.max_tokens_per_gpu is not None and not config.train.use_dynamic_batch_size:
+        return "max_tokens_per_gpu has an effect only with use_dynamic_batch_size: set both"
+    return None
+
+
+def _clip_range(config: RunConfig) -> str | None:
+    low, high = config.algorithm.eps_clip, config.algorithm.eps_clip_high
+    if low >= 1:
+        return f"eps_clip {low} would allow negative ratios: choose a value below 1"
+    if high is not None and high <= 0:
+        return f"eps_clip_high {high} must be above 0"
+    return None
+
+
+def _eval(config: RunConfig) -> str | None:
+    pairs = config.eval.eval_prompt_data
+    if len(pairs) % 2:
+        return f"eval_prompt_data takes pairs of name and file, but has {len(pairs)} entries"
+    has_data = bool(pairs) or config.eval.eval_config is not None
+    if config.eval.eval_interval is not None and not has_data:
+        return "eval_interval needs held-out prompts: set eval_prompt_data or eval_config"
+    if has_data and config.eval.eval_interval is None:
+        return "evaluation data is given without eval_interval: set it, or remove the data"
+    return None
+
+
+def _reward(config: RunConfig) -> str | None:
+    if config.rewards.rm_type is None and config.rewards.custom_rm_path is None:
+        return "no reward is configured: set rm_type (such as exact_match) or custom_rm_path"
+    needs_label = config.rewards.custom_rm_path is None and config.rewards.rm_type != "random"
+    if needs_label and config.data.label_key is None:
+        return f"the grader {config.rewards.rm_type} compares with a label: set label_key"
+    return None
+
+
+def _sizes(config: RunConfig) -> str | None:
+    cluster = config.cluster
+    ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
+    if ranks != 1:
+        return f"{ranks} trainer ranks were asked for, but one rank is what works so far: use 1"
+    if cluster.rollout_num_gpus_per_engine != 1:
+        return "engines over several GPUs are not there yet: set rollout_num_gpus_per_engine to 1"
+    return None

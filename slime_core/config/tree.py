@@ -1,0 +1,291 @@
+"""The configuration tree: frozen, typed, every field documented, names unique over the tree.
+
+A field's class says what may happen to it when a run is resumed:
+identity (another value is another run), numeric (takes effect from the next iteration and enters
+the state digest) or operational (free).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from slime_core.config import rules
+
+T = TypeVar("T")
+Identity = Annotated[T, "identity"]
+Numeric = Annotated[T, "numeric"]
+Operational = Annotated[T, "operational"]
+
+
+class Group(BaseModel):
+    """A frozen group of fields that refuses unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class RunGroup(Group):
+    """The run itself."""
+
+    run_name: Identity[str] = "run"
+    """Name of the training; the run id is made from it."""
+    seed: Identity[int] = 1234
+    """Seed of the run; every random choice derives from it by counters."""
+    num_rollout: Numeric[int] = Field(ge=0)
+    """Iterations to train. 0 only evaluates. Raising it continues a finished run."""
+    workspace: Operational[str] = "runs"
+    """Folder that holds runs, logs, the MLflow database and the Prefect database."""
+
+
+class StoreGroup(Group):
+    """Where draws, Sample batches, ledgers and checkpoints are committed."""
+
+    store_url: Operational[str | None] = None
+    """URL that holds all runs; default: the folder `store` in the workspace."""
+    store_fsync: Operational[bool] = True
+    """Flush each object to the disk before it counts as committed (local stores)."""
+    lease_ttl_s: Operational[float] = Field(default=20.0, ge=1)
+    """Seconds after which a silent owner of a run counts as gone."""
+
+
+class ClusterGroup(Group):
+    """Processes and devices. Without GPUs, sizes mean processes."""
+
+    device: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
+    """Device of trainer and engines; auto takes CUDA where torch finds a GPU."""
+    actor_num_nodes: Operational[int] = Field(default=1, ge=1)
+    """Nodes of the trainer."""
+    actor_num_gpus_per_node: Operational[int] = Field(default=1, ge=1)
+    """Trainer ranks per node."""
+    rollout_num_gpus: Operational[int] = Field(default=1, ge=1)
+    """GPUs (on CPU: processes) of all engines together."""
+    rollout_num_gpus_per_engine: Operational[int] = Field(default=1, ge=1)
+    """GPUs of one engine."""
+    threads_per_process: Operational[int] = Field(default=1, ge=1)
+    """Compute threads of each trainer rank and engine on CPU."""
+
+
+class DataGroup(Group):
+    """Prompts."""
+
+    prompt_data: Identity[str]
+    """Prompts file (.jsonl or .parquet), with an optional slice: path@[a:b]."""
+    input_key: Identity[str] = "input"
+    """Key of the prompt: a string or a list of messages."""
+    label_key: Identity[str | None] = None
+    """Key of the right answer, where the reward needs one."""
+    metadata_key: Identity[str] = "metadata"
+    """Key of a dict that travels with the sample."""
+    apply_chat_template: Identity[bool] = False
+    """Render prompts through the tokenizer's chat template."""
+    apply_chat_template_kwargs: Identity[dict[str, Any]] = Field(default_factory=dict)
+    """Further arguments of the chat template."""
+    rollout_shuffle: Identity[bool] = False
+    """Shuffle the prompts anew in each pass over the data."""
+    max_bad_rows: Operational[int] = Field(default=0, ge=0)
+    """Broken rows that may be skipped (they are counted) before the run stops."""
+
+
+class RolloutGroup(Group):
+    """Generation."""
+
+    hf_checkpoint: Identity[str]
+    """Folder of the Hugging Face model that training starts from, tokenizer included."""
+    rollout_batch_size: Numeric[int] = Field(ge=1)
+    """Prompts of one iteration."""
+    n_samples_per_prompt: Identity[int] = Field(default=1, ge=1)
+    """Samples of each prompt: one group."""
+    rollout_max_response_len: Numeric[int] = Field(ge=1)
+    """Most tokens of a response."""
+    rollout_temperature: Numeric[float] = Field(default=1.0, gt=0)
+    """Sampling temperature; log-probs divide logits by it."""
+    rollout_top_p: Numeric[float] = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the sampling."""
+    rollout_top_k: Numeric[int] = -1
+    """Highest-probability tokens to sample from; -1 takes all."""
+    rollout_stop: Numeric[list[str]] = Field(default_factory=list)
+    """Strings that end a response."""
+    rollout_stop_token_ids: Numeric[list[int]] = Field(default_factory=list)
+    """Tokens that end a response, besides the model's end token."""
+    rollout_skip_special_tokens: Numeric[bool] = False
+    """Leave special tokens out of the response text (never out of the tokens)."""
+    rollout_seed: Identity[int] = 42
+    """Seed of shuffling and sampling."""
+    sglang_server_concurrency: Operational[int] = Field(default=512, ge=1)
+    """Requests in flight per engine."""
+
+
+class RewardsGroup(Group):
+    """Scoring."""
+
+    rm_type: Numeric[str | None] = None
+    """Built-in grader, such as exact_match or math."""
+    custom_rm_path: Numeric[str | None] = None
+    """Import path of `async reward(args, sample, **kwargs) -> float`."""
+    reward_key: Numeric[str | None] = None
+    """Which entry of a dict reward is trained."""
+    reward_timeout_s: Operational[float] = Field(default=60.0, gt=0)
+    """Deadline of one grading."""
+
+
+class AlgorithmGroup(Group):
+    """Advantages and losses."""
+
+    advantage_estimator: Numeric[Literal["grpo"]] = "grpo"
+    """How rewards become advantages."""
+    disable_grpo_std_normalization: Numeric[bool] = False
+    """GRPO without division by the group's standard deviation (Dr. GRPO)."""
+    disable_rewards_normalization: Numeric[bool] = False
+    """Use rewards as they are, without the group's mean."""
+    eps_clip: Numeric[float] = Field(default=0.2, gt=0)
+    """Lower clip range of the probability ratio."""
+    eps_clip_high: Numeric[float | None] = None
+    """Upper clip range; default eps_clip."""
+    eps_clip_c: Numeric[float | None] = Field(default=None, gt=1)
+    """Dual-clip bound for negative advantages."""
+    entropy_coef: Numeric[float] = 0.0
+    """Weight of the entropy bonus."""
+    calculate_per_token_loss: Numeric[bool] = False
+    """Average over all tokens of the batch instead of first over each sample."""
+    old_log_probs: Numeric[Literal["auto", "recompute"]] = "auto"
+    """auto skips the separate forward pass where the current log-probs are the old ones (one
+    optimizer step a rollout); recompute always runs it."""
+
+
+class TrainGroup(Group):
+    """Optimisation. Megatron's own options stand in `megatron`."""
+
+    global_batch_size: Numeric[int | None] = Field(default=None, ge=1)
+    """Samples of one optimizer step; follows from the rollout if num_steps_per_rollout is set."""
+    num_steps_per_rollout: Numeric[int | None] = Field(default=None, ge=1)
+    """Optimizer steps of one iteration; 1 if neither this nor global_batch_size is set."""
+    micro_batch_size: Operational[int] = Field(default=1, ge=1)
+    """Samples of a micro-batch without dynamic batching."""
+    use_dynamic_batch_size: Operational[bool] = False
+    """Pack micro-batches by tokens."""
+    max_tokens_per_gpu: Operational[int | None] = Field(default=None, ge=1)
+    """Most tokens of a dynamic micro-batch."""
+    lr: Numeric[float] = Field(default=1e-6, ge=0)
+    """Learning rate."""
+    clip_grad: Numeric[float] = Field(default=1.0, ge=0)
+    """Bound of the gradient norm; 0 does not clip."""
+    save_interval: Operational[int | None] = Field(default=None, ge=1)
+    """Iterations between checkpoints, besides those that max_replay_s asks for."""
+    max_replay_s: Operational[float] = Field(default=300.0, gt=0)
+    """Training seconds that a resume may have to repeat before a checkpoint is written."""
+    skipped_steps_limit: Operational[int] = Field(default=3, ge=1)
+    """Iterations in a row with a NaN or Inf step after which the run stops."""
+
+
+class EvalGroup(Group):
+    """Evaluation on held-out prompts."""
+
+    eval_interval: Operational[int | None] = Field(default=None, ge=1)
+    """Iterations between evaluations; none without it."""
+    eval_prompt_data: Operational[list[str]] = Field(default_factory=list)
+    """Pairs of name and prompts file."""
+    eval_config: Operational[dict[str, Any] | str | None] = None
+    """Datasets with their own settings (`defaults`, `datasets`), or the path of such a YAML."""
+    eval_input_key: Operational[str | None] = None
+    """Key of the prompt; default input_key."""
+    eval_label_key: Operational[str | None] = None
+    """Key of the right answer; default label_key."""
+    n_samples_per_eval_prompt: Operational[int] = Field(default=1, ge=1)
+    """Samples of each prompt."""
+    eval_temperature: Operational[float | None] = Field(default=None, ge=0)
+    """Temperature; 0 is greedy. Default rollout_temperature."""
+    eval_top_p: Operational[float | None] = None
+    """Nucleus; default rollout_top_p."""
+    eval_top_k: Operational[int | None] = None
+    """Top-k; default rollout_top_k."""
+    eval_max_response_len: Operational[int | None] = None
+    """Most tokens of a response; default rollout_max_response_len."""
+    skip_eval_before_train: Operational[bool] = False
+    """Leave out the evaluation of the initial weights."""
+
+
+class SyncGroup(Group):
+    """Moving new weights into the engines."""
+
+    update_weight_transport: Operational[Literal["disk", "tensor"]] = "disk"
+    """disk writes safetensors that the engines load; tensor sends buckets over HTTP."""
+    update_weight_buffer_size: Operational[int] = Field(default=512 * 2**20, ge=1)
+    """Bytes of a bucket (tensor transport)."""
+    canary_tolerance: Operational[float | None] = Field(default=None, gt=0)
+    """Largest difference of trainer and engine log-probs on the canary tokens; default 1e-5 in
+    fp32 and 0.3 in bf16."""
+
+
+class TrackingGroup(Group):
+    """Metrics."""
+
+    use_mlflow: Operational[bool] = True
+    """Send metrics to MLflow (JSONL is always written)."""
+    mlflow_tracking_uri: Operational[str | None] = None
+    """MLflow server or database; default MLFLOW_TRACKING_URI, else a database in the workspace."""
+    mlflow_experiment_name: Operational[str | None] = None
+    """Experiment; default MLFLOW_EXPERIMENT_NAME, else slime-flow."""
+
+
+class FaultToleranceGroup(Group):
+    """Deadlines and repair budgets."""
+
+    start_timeout_s: Operational[float] = Field(default=300.0, gt=0)
+    """Deadline for an engine or trainer to come up."""
+    request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
+    """Deadline of one generation request."""
+    stage_timeout_s: Operational[float] = Field(default=3600.0, gt=0)
+    """Deadline of one stage of an iteration."""
+    sync_timeout_s: Operational[float] = Field(default=300.0, gt=0)
+    """Deadline of one weight sync."""
+    engine_restarts: Operational[int] = Field(default=3, ge=0)
+    """Restarts of one engine that a stage may spend."""
+    max_group_attempts: Operational[int] = Field(default=3, ge=1)
+    """Attempts at a group before it is dropped with its reason."""
+
+
+class DebugGroup(Group):
+    """For people who look into a run."""
+
+    log_level: Operational[Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = "INFO"
+    """Level of the log files in the workspace."""
+
+
+class RunConfig(Group):
+    """Everything a run needs. The same tree stands behind flags, YAML and the Prefect form."""
+
+    run: RunGroup
+    data: DataGroup
+    rollout: RolloutGroup
+    rewards: RewardsGroup = RewardsGroup()
+    algorithm: AlgorithmGroup = AlgorithmGroup()
+    train: TrainGroup = TrainGroup()
+    eval: EvalGroup = EvalGroup()
+    store: StoreGroup = StoreGroup()
+    cluster: ClusterGroup = ClusterGroup()
+    sync: SyncGroup = SyncGroup()
+    tracking: TrackingGroup = TrackingGroup()
+    fault_tolerance: FaultToleranceGroup = FaultToleranceGroup()
+    debug: DebugGroup = DebugGroup()
+    megatron: Annotated[dict[str, Any], "numeric"] = Field(default_factory=dict)
+    """Megatron's options under their own names."""
+    sglang: Annotated[dict[str, Any], "operational"] = Field(default_factory=dict)
+    """SGLang's server options under their own names."""
+
+    @model_validator(mode="after")
+    def _cross_field_rules(self) -> RunConfig:
+        rules.validate(self)
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of one iteration."""
+        samples = self.rollout.rollout_batch_size * self.rollout.n_samples_per_prompt
+        if self.train.num_steps_per_rollout is not None:
+            return self.train.num_steps_per_rollout
+        if self.train.global_batch_size is not None:
+            return samples // self.train.global_batch_size
+        return 1
