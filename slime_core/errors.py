@@ -23,6 +23,10 @@ class LostRaceError(StoreError):
     """A create-only write found another object under its key."""
 
 
+class MissingError(StoreError):
+    """No object stands under a key."""
+
+
 class StaleOwnerError(StoreError):
     """A newer epoch owns the run; this process must stop."""
 
