@@ -1,0 +1,122 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from slime_core.algorithms.log_probs import chunked_log_probs, log_probs_and_entropy
+from slime_core.errors import ConfigError
+
+TOKENS, VOCAB, HIDDEN = 11, 37, 8
+
+
+def plain(logits, targets, temperature):
+    log_p = F.log_softmax(logits.double() / temperature, dim=-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(1, targets[:, None])[:, 0], entropy
+
+
+def random_case(seed=0, scale=3.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(TOKENS, VOCAB, generator=generator, dtype=torch.float64) * scale
+    return logits, torch.randint(0, VOCAB, (TOKENS,), generator=generator)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_values_and_gradients_equal_the_plain_formula(temperature):
+    logits, targets = random_case()
+    g = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+    grads = []
+    for function in (plain, log_probs_and_entropy):
+        leaf = logits.clone().requires_grad_()
+        log_probs, entropy = function(leaf, targets, temperature)
+        (g * log_probs + (g**2 - 0.5) * entropy).sum().backward()
+        grads.append((log_probs, entropy, leaf.grad))
+    for ours, expected in zip(grads[1], grads[0], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradcheck():
+    logits, targets = random_case(1)
+    leaf = logits[:3].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: log_probs_and_entropy(x, targets[:3], 0.8), (leaf,))
+
+
+def test_temperature_is_that_of_the_sampling_distribution():
+    logits, targets = random_case(2)
+    warm, _ = log_probs_and_entropy(logits, targets, 2.0)
+    halved, _ = log_probs_and_entropy(logits / 2, targets, 1.0)
+    torch.testing.assert_close(warm, halved)
+    with pytest.raises(ConfigError, match="above 0"):
+        log_probs_and_entropy(logits, targets, 0.0)
+
+
+def test_low_precision_logits_are_worked_on_in_float32():
+    logits, targets = random_case(3)
+    low = logits.bfloat16().requires_grad_()
+    log_probs, entropy = log_probs_and_entropy(low, targets)
+    assert log_probs.dtype == entropy.dtype == torch.float32
+    expected, _ = plain(low.detach(), targets, 1.0)
+    torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+    log_probs.sum().backward()
+    assert low.grad is not None and low.grad.dtype == torch.bfloat16
+
+
+def test_extreme_logits_stay_finite():
+    logits = torch.tensor([[1e4, -1e4, 0.0], [0.0, 0.0, float("-inf")]], requires_grad=True)
+    log_probs, entropy = log_probs_and_entropy(logits, torch.tensor([0, 1]))
+    (log_probs + entropy).sum().backward()
+    assert entropy.tolist() == pytest.approx([0.0, 0.6931472])
+    assert torch.isfinite(log_probs).all() and torch.isfinite(logits.grad).all()
+
+
+def test_the_inputs_are_left_alone():
+    logits, targets = random_case(4)
+    before = logits.clone()
+    leaf = logits.requires_grad_()
+    log_probs, entropy = log_probs_and_entropy(leaf, targets, 0.7)
+    (log_probs + entropy).sum().backward()
+    assert torch.equal(logits.detach(), before)
+
+
+def test_a_recorded_nucleus_renormalises_and_always_holds_the_target():
+    logits, targets = random_case(5)
+    keep = torch.zeros(TOKENS, VOCAB, dtype=torch.bool)
+    keep[:, :4] = True
+    leaf = logits.clone().requires_grad_()
+    log_probs, entropy = log_probs_and_entropy(leaf, targets, 1.0, keep)
+    for i in range(TOKENS):
+        inside = sorted({*range(4), int(targets[i])})
+        expected = logits[i, targets[i]] - torch.logsumexp(logits[i, inside], 0)
+        assert log_probs[i].item() == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(entropy, plain(logits, targets, 1.0)[1])
+    log_probs.sum().backward()
+    assert torch.isfinite(leaf.grad).all()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 11, 100])
+def test_chunks_change_neither_values_nor_gradients(chunk_tokens):
+    _, targets = random_case(6)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator, dtype=torch.float64)
+    results = []
+    for chunked in (False, True):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        if chunked:
+            out = chunked_log_probs(lambda x, w=w: x @ w.T, h, targets, 0.9, chunk_tokens)
+        else:
+            out = plain(h @ w.T, targets, 0.9)
+        (out[0] * 2 + out[1]).sum().backward()
+        results.append((*out, h.grad, w.grad))
+    for ours, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_no_tokens_is_an_empty_result_with_a_gradient_path():
+    weight = torch.randn(VOCAB, HIDDEN, requires_grad=True)
+    hidden, targets = torch.zeros(0, HIDDEN), torch.zeros(0, dtype=torch.long)
+    log_probs, entropy = chunked_log_probs(lambda x: x @ weight.T, hidden, targets)
+    assert len(log_probs) == len(entropy) == 0
+    log_probs.sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
+    with pytest.raises(ConfigError, match="at least 1 token"):
+        chunked_log_probs(lambda x: x, hidden, targets, chunk_tokens=0)
