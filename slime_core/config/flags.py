@@ -1,0 +1,177 @@
+"""Command-line flags made from the configuration tree: `rollout_batch_size` is --rollout-batch-size."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from slime_core.config.fields import (
+    OPEN_GROUPS,
+    class_of,
+    field_groups,
+    field_info,
+    group_types,
+    nearest,
+)
+from slime_core.errors import ConfigError
+
+SGLANG_PREFIX = "--sglang-"
+
+
+class FlagParser(argparse.ArgumentParser):
+    """A parser whose errors are ConfigErrors and that never guesses at shortened flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def flag_of(field: str) -> str:
+    """`rollout_batch_size` -> `--rollout-batch-size`."""
+    return "--" + field.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds one flag for each field of the tree, grouped as the tree is."""
+    for group, model in group_types().items():
+        section = parser.add_argument_group(group, (model.__doc__ or "").strip())
+        for name in model.model_fields:
+            _add_flag(section, name)
+    section = parser.add_argument_group("engines and trainer", "options under their own names")
+    for name in OPEN_GROUPS:
+        section.add_argument(
+            flag_of(name), type=_json_dict, default=argparse.SUPPRESS, metavar="JSON",
+            help=f"{name} options as a JSON object",
+        )  # fmt: skip
+    section.add_argument(
+        f"{SGLANG_PREFIX}OPTION", dest=argparse.SUPPRESS, metavar="VALUE", default=argparse.SUPPRESS,
+        help="one option of the SGLang server, such as --sglang-mem-fraction-static 0.8",
+    )  # fmt: skip
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses strictly; `--sglang-*` options that are not fields end up in `sglang`.
+
+    Raises:
+        ConfigError: an unknown flag (with the nearest known one), or a value that is missing.
+    """
+    parsed, rest = parser.parse_known_args(list(arguments))
+    engine = _engine_options(rest, parser)
+    if engine:
+        parsed.sglang = {**getattr(parsed, "sglang", {}), **engine}
+    return parsed
+
+
+def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given as flags, for `load_config`."""
+    known = (*field_groups(), *OPEN_GROUPS)
+    return {name: value for name, value in vars(parsed).items() if name in known}
+
+
+def _add_flag(section: Any, name: str) -> None:
+    info = field_info(name)
+    kinds = _kinds(info.annotation)
+    common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": _help(name, info)}
+    if bool in kinds:
+        section.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, **common)
+    elif list in kinds:
+        section.add_argument(flag_of(name), nargs="+", action="extend", metavar="VALUE", **common)
+    else:
+        convert = _value_parser(kinds)
+        section.add_argument(
+            flag_of(name), type=convert, metavar=_metavar(info, kinds, name), **common
+        )
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types that a field takes: Optional, unions, Literal and generics taken apart."""
+    origin = get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return set().union(*(_kinds(item) for item in get_args(annotation)))
+    if origin is Literal:
+        return {Literal}
+    return {origin or annotation}
+
+
+def _value_parser(kinds: set[Any]) -> Any:
+    """Text to value; what only pydantic can judge (numbers, choices) stays text."""
+    optional = type(None) in kinds
+
+    def convert(text: str) -> Any:
+        if optional and text.lower() == "none":
+            return None
+        if dict in kinds and (str not in kinds or text.lstrip().startswith("{")):
+            return _json_dict(text)
+        return text
+
+    return convert
+
+
+def _json_dict(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"is not valid JSON ({error}): {text}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object such as {{...}}, not {text}")
+    return value
+
+
+def _metavar(info: FieldInfo, kinds: set[Any], name: str) -> str:
+    if Literal in kinds:
+        choices = [str(item) for item in _literal_values(info.annotation)]
+        return "{" + ",".join(choices) + "}"
+    if dict in kinds:
+        return "JSON" if str not in kinds else "JSON_OR_FILE"
+    if int in kinds:
+        return "INT"
+    return "FLOAT" if float in kinds else name.rsplit("_", 1)[-1].upper()
+
+
+def _literal_values(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(value for item in get_args(annotation) for value in _literal_values(item))
+
+
+def _help(name: str, info: FieldInfo) -> str:
+    text = " ".join((info.description or "").split())
+    default = "" if info.default in (PydanticUndefined, None) else f", default {info.default}"
+    return f"{text} ({class_of(name)}{default})".replace("%", "%%")
+
+
+def _engine_options(rest: list[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Takes `--sglang-name value`, `--sglang-name=value` and a bare `--sglang-name`."""
+    found: dict[str, Any] = {}
+    position = 0
+    while position < len(rest):
+        token = rest[position]
+        position += 1
+        if not token.startswith(SGLANG_PREFIX):
+            raise _unknown(token, parser)
+        flag, equals, text = token.partition("=")
+        if not equals and position < len(rest) and not rest[position].startswith("--"):
+            text, equals = rest[position], "="
+            position += 1
+        name = flag.removeprefix(SGLANG_PREFIX).replace("-", "_")
+        found[name] = yaml.safe_load(text) if equals else True
+    return found
+
+
+def _unknown(token: str, parser: argparse.ArgumentParser) -> ConfigError:
+    if not token.startswith("-"):
+        return ConfigError(f"unexpected argument {token}: values follow a flag, as in --seed 7")
+    flag = token.partition("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]
+    close = nearest(flag, known)
+    hint = f"did you mean {close}?" if close else "`slime train --help` lists all flags"
+    return ConfigError(f"unknown flag {flag}: {hint}")
