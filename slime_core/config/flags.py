@@ -1,4 +1,4 @@
-"""Command-line flags made from the configuration tree: `rollout_batch_size` is --rollout-batch-size."""
+"""Command-line flags made from the configuration tree: `num_rollout` is --num-rollout."""
 
 from __future__ import annotations
 
@@ -48,14 +48,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             _add_flag(section, name)
     section = parser.add_argument_group("engines and trainer", "options under their own names")
     for name in OPEN_GROUPS:
+        text = f"{name} options as a JSON object"
         section.add_argument(
-            flag_of(name), type=_json_dict, default=argparse.SUPPRESS, metavar="JSON",
-            help=f"{name} options as a JSON object",
-        )  # fmt: skip
+            flag_of(name), type=_json_dict, default=argparse.SUPPRESS, metavar="JSON", help=text
+        )
     section.add_argument(
-        f"{SGLANG_PREFIX}OPTION", dest=argparse.SUPPRESS, metavar="VALUE", default=argparse.SUPPRESS,
+        f"{SGLANG_PREFIX}OPTION",
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        metavar="VALUE",
         help="one option of the SGLang server, such as --sglang-mem-fraction-static 0.8",
-    )  # fmt: skip
+    )
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:

@@ -33,8 +33,9 @@ def test_every_field_of_the_tree_has_its_flag():
 def test_values_reach_the_tree_with_their_types():
     given = overrides(
         "--seed", "7", "--lr", "1e-4", "--rollout-top-k", "-1", "--no-store-fsync",
-        "--rollout-stop-token-ids", "3", "4", "--eval-interval", "5", "--eval-prompt-data", "a", "b",
-        "--eval-prompt-data", "c", "d", "--apply-chat-template-kwargs", '{"tools": null}',
+        "--rollout-stop-token-ids", "3", "4", "--eval-interval", "5",
+        "--eval-prompt-data", "a", "b", "--eval-prompt-data", "c", "d",
+        "--apply-chat-template-kwargs", '{"tools": null}',
     )  # fmt: skip
     config = load_config(NEEDED, given)
     assert (config.run.seed, config.train.lr, config.rollout.rollout_top_k) == (7, 1e-4, -1)
@@ -73,8 +74,8 @@ def test_engine_options_are_collected_under_their_own_names():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--rollout-bach-size", "4"], "unknown flag --rollout-bach-size: did you mean --rollout-batch-size"),
-        (["--rollout-batch", "4"], "unknown flag --rollout-batch: did you mean --rollout-batch-size"),
+        (["--rollout-bach-size", "4"], r"--rollout-bach-size: did you mean --rollout-batch-size\?"),
+        (["--rollout-batch", "4"], r"--rollout-batch: did you mean --rollout-batch-size\?"),
         (["--zzz"], "unknown flag --zzz: `slime train --help` lists all flags"),
         (["stray"], "unexpected argument stray"),
         (["--seed"], "--seed: expected one argument"),
