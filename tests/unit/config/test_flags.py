@@ -84,9 +84,7 @@ def test_engine_options_are_collected_under_their_own_names():
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments, sentence):
-    with pytest.raises(
-        ConfigError, match="^.*" + sentence.replace("?", "[?]").replace("[1]", ".1.")
-    ):
+    with pytest.raises(ConfigError, match=sentence):
         overrides(*arguments)
 
 
