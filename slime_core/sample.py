@@ -137,7 +137,7 @@ class Sample:
         sample = cls(**known)
         for name, value in data.items():
             if name not in FIELD_NAMES:
-                setattr(sample, name, value)
+                sample.__dict__[name] = value
         return sample
 
     def get_reward_value(self, args: Any) -> float:
@@ -149,12 +149,14 @@ class Sample:
         key = getattr(args, "reward_key", None)
         if isinstance(self.reward, dict):
             if not key:
-                raise DataError(f"{self._name()} has a reward of many values: set --reward-key")
+                raise DataError(f"{self.describe()} has a reward of many values: set --reward-key")
             if key not in self.reward:
-                raise DataError(f"{self._name()} has no reward {key!r}, only {list(self.reward)}")
+                raise DataError(
+                    f"{self.describe()} has no reward {key!r}, only {list(self.reward)}"
+                )
             return self.reward[key]
         if key:
-            raise DataError(f"--reward-key {key} is set, but {self._name()} has {self.reward!r}")
+            raise DataError(f"--reward-key {key} is set, but {self.describe()} has {self.reward!r}")
         return self.reward  # type: ignore[return-value]
 
     @property
@@ -226,7 +228,7 @@ class Sample:
         """Raises DataError where a per-token field does not have one entry a response token."""
         if self.response_length > len(self.tokens):
             raise DataError(
-                f"{self._name()}: response_length {self.response_length} exceeds "
+                f"{self.describe()}: response_length {self.response_length} exceeds "
                 f"the {len(self.tokens)} tokens"
             )
         expected = {
@@ -238,29 +240,30 @@ class Sample:
         for name, length in expected.items():
             value = getattr(self, name)
             if value is not None and len(value) != length:
-                raise DataError(f"{self._name()}: {name} has {len(value)} entries, not {length}")
+                raise DataError(f"{self.describe()}: {name} has {len(value)} entries, not {length}")
         covered = sum(span.length for span in self.spans)
         if self.spans and covered != self.response_length:
             raise DataError(
-                f"{self._name()}: spans cover {covered} of {self.response_length} tokens"
+                f"{self.describe()}: spans cover {covered} of {self.response_length} tokens"
             )
 
-    def _name(self) -> str:
+    def describe(self) -> str:
+        """What messages call it."""
         return f"sample {self.index} of group {self.group_index}"
 
     def _check_append(self, count: int, log_probs: Sequence[float] | None, trainable: bool) -> None:
         if not trainable:
             if log_probs is not None:
-                raise DataError(f"{self._name()}: tokens that are not trained take no log_probs")
+                raise DataError(f"{self.describe()}: tokens that are not trained take no log_probs")
             return
         if log_probs is None:
-            raise DataError(f"{self._name()}: trainable tokens need log_probs")
+            raise DataError(f"{self.describe()}: trainable tokens need log_probs")
         if len(log_probs) != count:
-            raise DataError(f"{self._name()}: {len(log_probs)} log_probs for {count} tokens")
+            raise DataError(f"{self.describe()}: {len(log_probs)} log_probs for {count} tokens")
         trained_before = self.loss_mask is None or any(self.loss_mask)
         if self.response_length and self.rollout_log_probs is None and trained_before:
             raise DataError(
-                f"{self._name()}: its first {self.response_length} response tokens have no "
+                f"{self.describe()}: its first {self.response_length} response tokens have no "
                 "log_probs, so trainable ones cannot follow"
             )
 
@@ -287,16 +290,16 @@ class Sample:
             return
         if ids is None or not trainable:
             if trainable:
-                raise DataError(f"{self._name()}: top-p replay needs the kept ids of the engine")
+                raise DataError(f"{self.describe()}: top-p replay needs the kept ids of the engine")
             ids, offsets = [], [0] * (count + 1)
         if offsets is None or len(offsets) != count + 1:
             raise DataError(
-                f"{self._name()}: {0 if offsets is None else len(offsets)} top-p offsets "
+                f"{self.describe()}: {0 if offsets is None else len(offsets)} top-p offsets "
                 f"for {count} tokens"
             )
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids):
             raise DataError(
-                f"{self._name()}: top-p offsets run from {offsets[0]} to {offsets[-1]}, "
+                f"{self.describe()}: top-p offsets run from {offsets[0]} to {offsets[-1]}, "
                 f"not from 0 to {len(ids)}"
             )
         old_count = self.response_length - count
@@ -319,16 +322,18 @@ class Sample:
         layers = getattr(args, "num_layers", None) or (old.shape[1] if old is not None else None)
         topk = getattr(args, "moe_router_topk", None) or (old.shape[2] if old is not None else None)
         if not layers or not topk:
-            raise DataError(f"{self._name()}: routed experts need num_layers and moe_router_topk")
+            raise DataError(
+                f"{self.describe()}: routed experts need num_layers and moe_router_topk"
+            )
         rows = len(self.tokens) - 1 - start
         if flat.size != rows * layers * topk:
             raise DataError(
-                f"{self._name()}: {flat.size} routed experts are not "
+                f"{self.describe()}: {flat.size} routed experts are not "
                 f"{rows} rows x {layers} layers x top {topk}"
             )
         new = flat.reshape(rows, layers, topk)
         if start and (old is None or old.shape[0] < start):
-            raise DataError(f"{self._name()}: routed experts begin at {start}, but none precede")
+            raise DataError(f"{self.describe()}: routed experts begin at {start}, but none precede")
         self.rollout_routed_experts = (
             np.concatenate([old[:start], new]) if start and old is not None else new
         )
@@ -337,7 +342,7 @@ class Sample:
         reason = meta_info["finish_reason"]
         kind = reason.get("type") if isinstance(reason, dict) else reason
         if kind not in _STATUS_OF_FINISH:
-            raise DataError(f"{self._name()}: unknown finish reason {reason!r}")
+            raise DataError(f"{self.describe()}: unknown finish reason {reason!r}")
         self.spec_info.add(meta_info)
         self.prefix_cache_info.add(meta_info)
         if meta_info.get("weight_version") is not None:

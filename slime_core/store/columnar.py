@@ -1,0 +1,113 @@
+"""SampleBatch: stored samples as columns, without making a Python object of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from slime_core.errors import DataError
+from slime_core.sample import Sample
+from slime_core.store.codec import Rows, decode_samples, samples_to_rows
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths in one flat array. Null rows have length 0.
+
+    Attributes:
+        values: [sum of lengths], a read-only view of the file where that is mapped.
+        offsets: int64 [rows + 1], row i is values[offsets[i]:offsets[i + 1]].
+        valid: bool [rows], False where the row is null.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+    valid: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [rows]"""
+        return np.diff(self.offsets)
+
+    def row(self, i: int) -> np.ndarray:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+
+class SampleBatch:
+    """A columnar view of samples.
+
+    Number columns are views of Arrow's memory as long as the rows lie in one record batch; rows
+    from several are put together once, when they are asked for.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Sample]) -> SampleBatch:
+        return cls(samples_to_rows(samples))
+
+    def __len__(self) -> int:
+        return self.rows.num_rows
+
+    def to_samples(self) -> list[Sample]:
+        return decode_samples(self.rows)
+
+    @property
+    def tokens(self) -> Ragged:
+        """int32, prompt and response."""
+        return self.ragged("tokens")
+
+    @property
+    def loss_mask(self) -> Ragged:
+        """uint8, response tokens."""
+        return self.ragged("loss_mask")
+
+    @property
+    def rollout_log_probs(self) -> Ragged:
+        """float32, response tokens."""
+        return self.ragged("rollout_log_probs")
+
+    def ragged(self, name: str) -> Ragged:
+        """A column of number lists."""
+        array = self._array(name)
+        if not pa.types.is_large_list(array.type):
+            raise DataError(f"{name} is no column of lists but of {array.type}")
+        offsets = array.offsets.to_numpy()
+        values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy()
+        if offsets[0]:
+            offsets = offsets - offsets[0]
+        return Ragged(values, offsets, self.valid(name))
+
+    def numbers(self, name: str) -> np.ndarray:
+        """A column of numbers or booleans. [rows]
+
+        Raises:
+            DataError: it holds nulls; ask `valid` first.
+        """
+        array = self._array(name)
+        if array.null_count:
+            raise DataError(f"{array.null_count} of {len(array)} rows have no {name}")
+        return array.to_numpy(zero_copy_only=False)
+
+    def texts(self, name: str) -> list[str | None]:
+        """A column of text. [rows]"""
+        return self._array(name).to_pylist()
+
+    def valid(self, name: str) -> np.ndarray:
+        """bool [rows]: where a column is not null."""
+        array = self._array(name)
+        if not array.null_count:
+            return np.ones(len(array), dtype=bool)
+        return array.is_valid().to_numpy(zero_copy_only=False)
+
+    def _array(self, name: str) -> pa.Array:
+        if name not in self.rows.schema.names:
+            raise DataError(f"these rows have no column {name}")
+        column = self.rows.column(name)
+        if not isinstance(column, pa.ChunkedArray):
+            return column
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,291 @@
+"""Parts: Arrow IPC files that hold finished groups, one record batch a group.
+
+A part says what it holds in its schema metadata and carries its own checksum in its name. It counts
+once `put_new` has returned; until then its groups are not finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from slime_core.errors import DataError, DigestError, LostRaceError, MissingError
+from slime_core.sample import Sample
+from slime_core.store import layout
+from slime_core.store.backend import Backend
+from slime_core.store.cache import NodeCache
+from slime_core.store.codec import encode_samples
+from slime_core.store.columnar import SampleBatch
+from slime_core.store.digest import checksum, rows_digest
+from slime_core.store.schema import METADATA_KEY, PART_SCHEMA, SCHEMA_VERSION
+
+KEPT, DROPPED, ABORTED, FAILED = "kept", "dropped", "aborted", "failed"
+VERDICTS = (KEPT, DROPPED, ABORTED, FAILED)
+_MAGIC_BYTES = 8  # "ARROW1" and padding before the first message of an IPC file
+
+
+@dataclass(frozen=True)
+class GroupRows:
+    """A group on its way into the store: all rows of one attempt at one draw.
+
+    Attributes:
+        group_id: the draw's number.
+        attempt: how often it was begun before.
+        data_epoch, position: the draw id.
+        samples: rows in the order of the rollouts; fan-out siblings one after another.
+        verdict: `kept` and `dropped` are final; `aborted` and `failed` rows are partial.
+        reason: why it was not kept.
+        grader_digest: which grader gave the rewards.
+    """
+
+    group_id: int
+    attempt: int
+    data_epoch: int
+    position: int
+    samples: Sequence[Sample]
+    verdict: str = KEPT
+    reason: str | None = None
+    grader_digest: str | None = None
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """What a part says about one of its groups. `batch` is the number of its record batch."""
+
+    group_id: int
+    attempt: int
+    verdict: str
+    reason: str | None
+    rows: int
+    rollouts: int
+    tokens: int
+    digest: str
+    batch: int
+
+    @property
+    def complete(self) -> bool:
+        """The group is finished: it is trained or dropped, and not generated again."""
+        return self.verdict in (KEPT, DROPPED)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stored part and what is in it."""
+
+    name: layout.PartName
+    size_bytes: int
+    groups: tuple[GroupEntry, ...]
+
+    @property
+    def key(self) -> str:
+        return self.name.key
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens."""
+        return sum(group.tokens for group in self.groups)
+
+
+def write_part(
+    backend: Backend,
+    segment: int,
+    epoch: int,
+    seq: int,
+    groups: Sequence[GroupRows],
+    cache: NodeCache | None = None,
+) -> Part:
+    """Stores finished groups; when it returns, they are finished.
+
+    Args:
+        seq: the writer's own counter; among equal groups the lowest (epoch, seq) counts.
+        cache: gets a copy, so that a trainer on this node need not fetch it.
+
+    Raises:
+        DataError: a group that contradicts itself or cannot be kept.
+        StoreError: the store refused it.
+    """
+    batches = [_with_rows(group, segment) for group in groups]
+    entries = tuple(
+        _entry(group, rows, i) for i, (group, rows) in enumerate(zip(groups, batches, strict=True))
+    )
+    about = {"format": "slime-flow part", "version": SCHEMA_VERSION, "segment": segment}
+    about |= {"epoch": epoch, "seq": seq, "groups": [asdict(entry) for entry in entries]}
+    data = serialise(batches, PART_SCHEMA, about)
+    name = layout.PartName(segment, epoch, seq, checksum(data))
+    with suppress(LostRaceError):  # the name holds the checksum: these very bytes stand there
+        backend.put_new(name.key, memoryview(data))
+    if cache is not None:
+        cache.keep(name.key, data)
+    return Part(name, len(data), entries)
+
+
+class PartFile:
+    """A verified part, open for reading. Its columns are views of the mapped file."""
+
+    def __init__(self, name: layout.PartName, data: pa.Buffer) -> None:
+        found = checksum(data)
+        if found != name.checksum:
+            raise DigestError(f"{name.key} is damaged: its bytes have checksum {found}")
+        try:
+            self._reader = pa.ipc.open_file(pa.BufferReader(data))
+            about = read_about(self._reader.schema)
+            groups = tuple(GroupEntry(**group) for group in about["groups"])
+        except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
+            raise DigestError(f"{name.key} is no part of this program: {error}") from error
+        if about["version"] > SCHEMA_VERSION:
+            raise DataError(
+                f"{name.key} has schema {about['version']}, this program reads {SCHEMA_VERSION}: "
+                "update slime-flow"
+            )
+        self.part = Part(name, len(data), groups)
+        self._data = data
+
+    def rows(self, batch: int) -> SampleBatch:
+        """The rows of one group."""
+        return SampleBatch(self._reader.get_batch(batch))
+
+    def all_rows(self) -> SampleBatch:
+        """The rows of all groups."""
+        return SampleBatch(self._reader.read_all())
+
+    def byte_ranges(self) -> list[tuple[int, int]]:
+        """(start, length) of each record batch message in the file, for readers of ranges."""
+        stream = pa.BufferReader(self._data.slice(_MAGIC_BYTES))
+        pa.ipc.read_message(stream)
+        ranges = []
+        for _ in range(self._reader.num_record_batches):
+            start = stream.tell()
+            pa.ipc.read_message(stream)
+            ranges.append((_MAGIC_BYTES + start, stream.tell() - start))
+        return ranges
+
+
+def open_part(cache: NodeCache, key: str) -> PartFile:
+    """Opens and verifies a part.
+
+    Raises:
+        MissingError: it is not there.
+        DigestError: its bytes are not those its name promises.
+    """
+    name = layout.parse_part(key)
+    if name is None:
+        raise DataError(f"{key} is no part")
+    return PartFile(name, cache.read(key))
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """An object that was moved away because it is damaged."""
+
+    key: str
+    reason: str
+
+
+def list_parts(cache: NodeCache, segment: int) -> tuple[list[PartFile], list[Quarantined]]:
+    """All good parts of a segment, in the order of (epoch, seq); damaged ones go to quarantine."""
+    names = [
+        name
+        for entry in cache.backend.list(layout.segment(segment))
+        if (name := layout.parse_part(entry.key)) is not None
+    ]
+    good, bad = [], []
+    for name in sorted(names):
+        try:
+            good.append(open_part(cache, name.key))
+        except DigestError as error:
+            bad.append(quarantine(cache, name.key, str(error)))
+        except MissingError as error:
+            bad.append(Quarantined(name.key, str(error)))
+    return good, bad
+
+
+def quarantine(cache: NodeCache, key: str, reason: str) -> Quarantined:
+    """Moves a damaged object out of the way, as it is."""
+    data = cache.backend.get(key)
+    with suppress(LostRaceError):  # somebody else is moving it, too
+        cache.backend.put_new(layout.quarantine(key), data)
+    cache.backend.delete(key)
+    cache.forget(key)
+    return Quarantined(key, reason)
+
+
+def serialise(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, about: dict[str, Any]
+) -> pa.Buffer:
+    """An Arrow IPC file whose schema metadata holds `about`."""
+    text = json.dumps(about, separators=(",", ":")).encode()
+    schema = schema.with_metadata({METADATA_KEY: text})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def read_about(schema: pa.Schema) -> dict[str, Any]:
+    """What `serialise` wrote about the file. Raises ValueError for a foreign file."""
+    text = (schema.metadata or {}).get(METADATA_KEY)
+    if text is None:
+        raise ValueError("it does not say what it is")
+    return json.loads(text)
+
+
+def _with_rows(group: GroupRows, segment: int) -> pa.RecordBatch:
+    """The rows of one group with the columns that all of them share."""
+    if group.verdict not in VERDICTS:
+        raise DataError(f"group {group.group_id} has verdict {group.verdict!r}, not {VERDICTS}")
+    if not group.samples:
+        raise DataError(f"group {group.group_id} has no samples")
+    for sample in group.samples:
+        sample.check_lengths()
+        if sample.group_index not in (None, group.group_id):
+            raise DataError(f"{sample.describe()} is stored as part of group {group.group_id}")
+    count = len(group.samples)
+    constant = {
+        "group_index": group.group_id,
+        "attempt": group.attempt,
+        "segment": segment,
+        "data_epoch": group.data_epoch,
+        "position": group.position,
+        "verdict": group.verdict,
+        "verdict_reason": group.reason,
+        "grader_digest": group.grader_digest,
+    }
+    arrays = encode_samples(group.samples)
+    for name, value in constant.items():
+        arrays[name] = pa.array([value] * count, PART_SCHEMA.field(name).type)
+    arrays["sample_position"] = pa.array(rollout_positions(group.samples), pa.int64())
+    return pa.RecordBatch.from_arrays([arrays[n] for n in PART_SCHEMA.names], schema=PART_SCHEMA)
+
+
+def rollout_positions(samples: Sequence[Sample]) -> list[int]:
+    """The place of each sample's rollout within the group; fan-out siblings share it. [rows]"""
+    places: dict[Any, int] = {}
+    keys = [
+        ("row", i) if sample.rollout_id is None else ("rollout", sample.rollout_id)
+        for i, sample in enumerate(samples)
+    ]
+    return [places.setdefault(key, len(places)) for key in keys]
+
+
+def _entry(group: GroupRows, rows: pa.RecordBatch, batch: int) -> GroupEntry:
+    return GroupEntry(
+        group_id=group.group_id,
+        attempt=group.attempt,
+        verdict=group.verdict,
+        reason=group.reason,
+        rows=len(group.samples),
+        rollouts=max(rollout_positions(group.samples)) + 1,
+        tokens=sum(sample.response_length for sample in group.samples),
+        digest=rows_digest(rows),
+        batch=batch,
+    )
