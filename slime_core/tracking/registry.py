@@ -1,0 +1,97 @@
+"""Every metric: its name, its unit and what it means.
+
+A part in braces stands for anything (a dataset, a reason); names follow slime's where slime has
+the same number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One entry of the registry; `name` may hold parts in braces."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+METRICS = (
+    Metric("progress/iteration", "iterations", "the iteration this record belongs to"),
+    Metric("progress/weight_version", "iterations", "iterations contained in the served weights"),
+    Metric("rollout/raw_reward", "reward", "mean reward of the batch before normalisation"),
+    Metric("rollout/rewards", "reward", "mean reward after normalisation in the group"),
+    Metric("rollout/raw_reward/{statistic}", "reward", "spread of the reward before normalisation"),
+    Metric("rollout/response_len/{statistic}", "tokens", "length of the trained responses"),
+    Metric("rollout/total_lengths/{statistic}", "tokens", "length of prompt and response"),
+    Metric("rollout/truncated_ratio", "share", "responses that ran into the length limit"),
+    Metric("rollout/repetition_frac", "share", "responses that repeat themselves"),
+    Metric("rollout/zero_std/count_{reward}", "groups", "groups whose rewards are all this value"),
+    Metric("rollout/error_cat/{category}", "samples", "samples by category of error"),
+    Metric("rollout/dynamic_filter/drop_{reason}", "groups", "groups a filter dropped, by reason"),
+    Metric("rollout/log_probs", "nats", "mean log-prob of the trained tokens under the trainer"),
+    Metric("rollout/rollout_log_probs", "nats", "the same as the engine reported it"),
+    Metric("rollout/advantages", "reward", "mean advantage of the trained tokens"),
+    Metric("rollout/entropy", "nats", "mean entropy of the next-token distribution"),
+    Metric("rollout/spec_accept_rate", "share", "draft tokens that were accepted"),
+    Metric("rollout/spec_accept_length", "tokens", "tokens completed by one verification"),
+    Metric("rollout/prefix_cache_hit_rate", "share", "prompt tokens found in the prefix cache"),
+    Metric("rollout/avg_cached_tokens_per_sample", "tokens", "cached prompt tokens of a sample"),
+    Metric("rollout/groups/{count}", "groups", "groups by what became of them"),
+    Metric("rollout/samples/{count}", "samples", "samples by what became of them"),
+    Metric("rollout/tokens/{count}", "tokens", "tokens by kind"),
+    Metric("train/loss", "loss", "total loss, mean over the iteration's optimizer steps"),
+    Metric("train/pg_loss", "loss", "policy loss"),
+    Metric("train/entropy_loss", "nats", "entropy that the bonus weighs"),
+    Metric("train/pg_clipfrac", "share", "tokens whose ratio was clipped"),
+    Metric("train/ppo_kl", "nats", "mean of old minus current log-prob"),
+    Metric("train/kl_loss", "nats", "divergence from the reference model"),
+    Metric("train/train_rollout_logprob_abs_diff", "nats", "trainer against engine, per token"),
+    Metric("train/grad_norm", "norm", "gradient norm before clipping"),
+    Metric("train/lr", "rate", "learning rate of the iteration's last step"),
+    Metric("train/steps", "steps", "optimizer steps of the iteration"),
+    Metric("train/skipped_steps", "steps", "steps left out because of NaN or Inf"),
+    Metric("train/{name}", "as the loss reports", "a further number of the loss"),
+    Metric("sync/canary_abs_diff", "nats", "trainer against engine on the canary tokens"),
+    Metric("sync/engines", "engines", "engines that serve the new weights"),
+    Metric("perf/{stage}_time", "s", "seconds of a stage of the iteration"),
+    Metric("perf/rollout_time", "s", "seconds of generation, rewards and the abort included"),
+    Metric("perf/update_weights_time", "s", "seconds of the weight sync"),
+    Metric("perf/step_time", "s", "seconds of all stages together"),
+    Metric("perf/wait_time_ratio", "share", "part of the iteration in which the trainer waits"),
+    Metric("perf/tokens_per_gpu_per_sec", "tokens/s", "response tokens by generation time and GPU"),
+    Metric("perf/{name}", "as the stage reports", "a further timing of a stage"),
+    Metric("eval/{dataset}", "reward", "mean reward on held-out prompts"),
+    Metric("eval/{dataset}/{name}", "as the evaluation reports", "a number of the evaluation"),
+)
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
+    return tuple((re.compile(_as_pattern(metric.name)), metric) for metric in METRICS)
+
+
+def _as_pattern(name: str) -> str:
+    parts = re.split(r"(\{\w+\})", name)
+    return "".join(
+        r"[^/]+(?:/[^/]+)*?" if part.startswith("{") else re.escape(part) for part in parts
+    )
+
+
+def find(name: str) -> Metric | None:
+    """The registry's entry for a metric; None for a name that nobody explained."""
+    for pattern, metric in _patterns():
+        if pattern.fullmatch(name):
+            return metric
+    return None
+
+
+def sanitised(name: str) -> str:
+    """A name that every tracker takes: letters, digits, `_ - . /`, no empty or dotted parts."""
+    parts = (re.sub(r"[^\w.\-]", "_", part, flags=re.ASCII) for part in name.split("/"))
+    kept = [part for part in parts if part.strip(".")]
+    return "/".join(kept) or "unnamed"

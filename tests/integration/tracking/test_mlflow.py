@@ -1,0 +1,167 @@
+"""MLflow itself: a database in the workspace, and a server that is killed and comes back."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from slime_core.store.backend import MemoryBackend
+from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker, flattened
+from slime_core.tracking.outbox import Outbox, TrackerRefused
+from slime_core.waits import poll
+from tests.unit.tracking.documents import write_evaluation, write_iteration
+
+PARAMS = {"seed": 7, "lr": 1e-3, "sglang": {"api_key": "hunter2", "tp_size": 1}, "stop": []}
+
+
+def settings(workspace, **changes) -> MlflowSettings:
+    chosen = {"uri": None, "experiment": None, "params": PARAMS, "tags": {"slime.version": "0"}}
+    return MlflowSettings.choose(workspace, "run-1", **{**chosen, **changes})
+
+
+def train(workspace, store, iterations, tracker, folder=None) -> list[str]:
+    """Iterations with an evaluation each, until the outbox closes."""
+    box = Outbox(folder or workspace / "local", store, trackers=[tracker])
+    box.catch_up()
+    for k in iterations:
+        write_iteration(store, k, reward=k / 8)
+        box.iteration(k)
+        box.evaluation(write_evaluation(store, k + 1))
+    return box.close("FINISHED", 60)
+
+
+def history(uri, run_id, name) -> list[tuple[int, float]]:
+    return [(m.step, m.value) for m in MlflowClient(uri).get_metric_history(run_id, name)]
+
+
+@pytest.fixture(autouse=True)
+def no_mlflow_environment(monkeypatch):
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_resumed_training_continues_its_mlflow_run(tmp_path):
+    store, rows = MemoryBackend(), [{"prompt": "5281=", "response": "1258", "reward": 1.0}]
+    first = MlflowTracker(settings(tmp_path), samples=lambda key: rows)
+    assert train(tmp_path, store, range(3), first) == []
+    changed = settings(tmp_path, params={**PARAMS, "lr": 2e-3})
+    second = MlflowTracker(changed, samples=lambda key: rows)
+    assert train(tmp_path, store, range(3, 5), second, folder=tmp_path / "other machine") == []
+
+    uri, run_id = changed.uri, second.mlflow_run_id
+    assert run_id == first.mlflow_run_id
+    assert history(uri, run_id, "rollout/raw_reward") == [(k, k / 8) for k in range(5)]
+    assert history(uri, run_id, "eval/sort") == [(k, 0.5) for k in range(1, 6)]
+    run = MlflowClient(uri).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["lr"] == "0.001"
+    assert run.data.tags["slime.now.lr"] == "0.002"
+    assert run.data.tags["slime.run_id"] == run.info.run_name == "run-1"
+    assert "hunter2" not in str(run.to_dictionary())
+    table = MlflowClient(uri).download_artifacts(run_id, "samples/a-3/sort.json")
+    assert json.loads(Path(table).read_text())["data"] == [["5281=", "1258", 1.0]]
+    artifacts = Path(unquote(urlsplit(run.info.artifact_uri).path))
+    assert artifacts.is_relative_to(tmp_path)
+
+
+def test_environment_and_configuration_choose_server_experiment_and_run(tmp_path, monkeypatch):
+    uri = f"sqlite:///{tmp_path}/theirs.db"
+    client = MlflowClient(uri)
+    run_id = client.create_run(client.create_experiment("theirs", str(tmp_path))).info.run_id
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    assert settings(tmp_path).experiment == "theirs"
+    assert settings(tmp_path, experiment="ours").experiment == "ours"
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    tracker = MlflowTracker(settings(tmp_path))
+    assert train(tmp_path, MemoryBackend(), range(1), tracker) == []
+    assert tracker.mlflow_run_id == run_id
+    assert history(uri, run_id, "train/loss") == [(0, 0.5)]
+
+
+def test_a_run_that_is_not_there_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    with pytest.raises(TrackerRefused, match=r"mlflow.db refuses: .*0000.* not found"):
+        MlflowTracker(settings(tmp_path)).connect()
+
+
+def test_secrets_never_become_parameters():
+    params = {"api_key": "a", "db": {"user-password": "b"}, "hf_token": "c", "stop_token_ids": [3]}
+    assert flattened(params) == {
+        "api_key": "***",
+        "db.user-password": "***",
+        "hf_token": "***",
+        "stop_token_ids": "[3]",
+    }
+
+
+class Server:
+    """`mlflow server` on a loopback port, started and killed by the test."""
+
+    def __init__(self, folder) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._folder = folder
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
+                 "--port", str(self.port), "--workers", "1",
+                 "--backend-store-uri", f"sqlite:///{self._folder}/server.db",
+                 "--artifacts-destination", str(self._folder / "artifacts")],
+                stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        def answers():
+            try:
+                return urllib.request.urlopen(f"{self.uri}/health", timeout=1).status == 200
+            except OSError:
+                return None
+
+        poll("the MLflow server", 90, answers)
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_comes_back_has_every_value_once(tmp_path):
+    server = Server(tmp_path)
+    try:
+        server.wait()
+        store = MemoryBackend()
+        tracker = MlflowTracker(settings(tmp_path, uri=server.uri))
+        box = Outbox(tmp_path / "local", store, trackers=[tracker])
+        for k in range(3):
+            write_iteration(store, k, reward=k / 8)
+            box.iteration(k)
+        poll("the first records", 60, lambda: tracker.mlflow_run_id)
+        server.kill()
+        for k in range(3, 6):
+            write_iteration(store, k, reward=k / 8)
+            box.iteration(k)
+        server.start()
+        server.wait()
+        for k in range(6, 8):
+            write_iteration(store, k, reward=k / 8)
+            box.iteration(k)
+        assert box.close("FINISHED", 90) == []
+        found = history(server.uri, tracker.mlflow_run_id, "rollout/raw_reward")
+        assert found == [(k, k / 8) for k in range(8)]
+    finally:
+        server.kill()
