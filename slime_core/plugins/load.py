@@ -67,15 +67,14 @@ def check_signature(
 
 
 def accepts(function: Callable[..., Any], keyword: str) -> bool:
-    """Whether a function takes this keyword argument, by name or through **kwargs."""
+    """Whether a function names this keyword argument; **kwargs alone does not ask for it."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameter = inspect.signature(function).parameters.get(keyword)
     except ValueError:
         return False
-    return any(
-        (item.name == keyword and item.kind is not inspect.Parameter.POSITIONAL_ONLY)
-        or item.kind is inspect.Parameter.VAR_KEYWORD
-        for item in parameters
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
     )
 
 

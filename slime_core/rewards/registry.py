@@ -1,0 +1,76 @@
+"""The built-in graders by name, and the digest that says which code gave a reward."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from slime_core.errors import ConfigError
+
+GradeFunction = Callable[[str, str | None, dict[str, Any]], Any]
+PACKAGE = "slime_core.rewards"
+
+
+@dataclass(frozen=True)
+class Grader:
+    """A built-in grader: `function(response, label, metadata) -> float or dict`.
+
+    Attributes:
+        name: what `--rm-type` says.
+        target: `module:function` within slime_core.rewards.
+        uses: further modules whose code decides the score; they enter the digest.
+        inline: so simple that it needs no worker process.
+        needs_label: a sample without label (or metadata["answer"]) fails.
+    """
+
+    name: str
+    target: str
+    uses: tuple[str, ...] = ()
+    inline: bool = False
+    needs_label: bool = True
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) over name and source."""
+        return _digest(self)
+
+    def function(self) -> GradeFunction:
+        """Imports the grader; heavy ones only in worker processes."""
+        module, _, name = self.target.partition(":")
+        return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+
+
+GRADERS = {
+    grader.name: grader
+    for grader in (
+        Grader("exact_match", "exact:grade_exact_match", ("text",), inline=True),
+        Grader("random", "exact:grade_random", inline=True, needs_label=False),
+    )
+}
+
+
+def grader_named(name: str) -> Grader:
+    """Raises ConfigError, with the nearest name, for an unknown grader."""
+    if name in GRADERS:
+        return GRADERS[name]
+    close = difflib.get_close_matches(name, GRADERS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(GRADERS))}"
+    raise ConfigError(f"unknown --rm-type {name!r}; {hint}")
+
+
+@lru_cache(maxsize=256)
+def _digest(grader: Grader) -> str:
+    total = hashlib.sha256(f"{grader.name}\n{grader.target}\n".encode())
+    for module in (grader.target.partition(":")[0], *grader.uses):
+        spec = importlib.util.find_spec(f"{PACKAGE}.{module}")
+        if spec is None or spec.origin is None:
+            raise ConfigError(f"grader {grader.name}: no module {PACKAGE}.{module}")
+        total.update(Path(spec.origin).read_bytes())
+    return total.hexdigest()

@@ -1,0 +1,112 @@
+"""What grading gives: a score, or a failure with its reason. Never a silent 0."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.errors import RewardError
+
+REASONS = (
+    "timeout",
+    "crash",
+    "memory",
+    "exception",
+    "no_label",
+    "not_a_number",
+    "non_finite",
+    "reward_key",
+    "remote",
+    "wrong_count",
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward that may be trained on.
+
+    Attributes:
+        value: what the grader returned: a float, or a dict of values (`sample.reward`).
+        number: the finite float to train on, `value` itself or its entry `reward_key`.
+        grader: digest of the grader that gave it.
+    """
+
+    value: float | dict[str, Any]
+    number: float
+    grader: str
+
+
+@dataclass(frozen=True)
+class ScoreFailure:
+    """A sample that could not be graded.
+
+    Attributes:
+        reason: one of REASONS; metrics count by it.
+        message: what happened, in one sentence.
+        grader: digest of the grader that failed.
+    """
+
+    reason: str
+    message: str
+    grader: str
+
+    def __post_init__(self) -> None:
+        if self.reason not in REASONS:
+            raise ValueError(f"unknown failure reason {self.reason!r}")
+
+    def raise_error(self) -> None:
+        raise RewardError(f"{self.message} ({self.reason})")
+
+
+ScoreResult = Score | ScoreFailure
+
+
+def to_result(value: Any, grader: str, reward_key: str | None, name: str) -> ScoreResult:
+    """Checks what a grader returned.
+
+    Args:
+        value: a real number (numpy scalars and bools count) or a dict.
+        grader: digest of the grader.
+        reward_key: entry of a dict to train on; must be set for dicts and only for them.
+        name: the grader, for messages.
+    """
+    picked = value
+    if isinstance(value, dict):
+        if not reward_key:
+            keys = ", ".join(map(str, value))
+            message = f"{name} returned several values; choose one of {keys} with --reward-key"
+            return ScoreFailure("reward_key", message, grader)
+        if reward_key not in value:
+            keys = ", ".join(map(str, value)) or "nothing"
+            message = f"{name} returned no {reward_key!r} (--reward-key) but {keys}"
+            return ScoreFailure("reward_key", message, grader)
+        picked = value[reward_key]
+    elif reward_key:
+        message = f"--reward-key {reward_key} is set, but {name} returned {_short(value)}"
+        return ScoreFailure("reward_key", message, grader)
+    number = _number(picked)
+    if number is None:
+        message = f"{name} returned {_short(picked)}, which is not a number"
+        return ScoreFailure("not_a_number", message, grader)
+    if not math.isfinite(number):
+        return ScoreFailure("non_finite", f"{name} returned {number}", grader)
+    return Score(value if isinstance(value, dict) else number, number, grader)
+
+
+def _number(value: Any) -> float | None:
+    """A float from a number, a numpy scalar or a scalar tensor; None for anything else."""
+    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."

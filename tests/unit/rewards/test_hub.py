@@ -1,0 +1,369 @@
+import asyncio
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from slime_core.errors import ConfigError, PluginError, RewardError
+from slime_core.rewards.hub import RewardHub, RewardSettings, settle
+from slime_core.rewards.remote import RemoteGrader, RemoteSettings
+from slime_core.rewards.result import Score, ScoreFailure, to_result
+from slime_core.rewards.text import label_values, strip_end_tokens
+from slime_core.sample import Sample
+
+
+def score(sample, args=None, evaluation=False, **settings):
+    async def run():
+        hub = RewardHub(RewardSettings(**settings), args)
+        try:
+            return await hub.score(sample, evaluation=evaluation)
+        finally:
+            await hub.close()
+
+    return asyncio.run(run())
+
+
+def score_group(samples, args=None, evaluation=False, **settings):
+    async def run():
+        hub = RewardHub(RewardSettings(**settings), args)
+        try:
+            return await hub.score_group(samples, evaluation=evaluation)
+        finally:
+            await hub.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    def write(body, name="rm.py"):
+        path = tmp_path / name
+        path.write_text(body)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("response", "number"),
+    [
+        ("1258", 1.0),
+        (" 1258\n", 1.0),
+        ("1258<eos>", 1.0),
+        ("1258<|im_end|>\n<eos><pad>", 1.0),
+        ("1258<turn>", 1.0),
+        ("<eos>1258", 0.0),
+        ("1258 <eos> more", 0.0),
+        ("12580", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_exact_match_ignores_space_and_end_tokens_only(response, number):
+    result = score(
+        Sample(response=response, label="1258"), rm_type="exact_match", end_tokens=("<turn>",)
+    )
+    assert isinstance(result, Score)
+    assert result.number == result.value == number
+    assert len(result.grader) == 64
+
+
+def test_the_answer_in_the_metadata_stands_in_for_a_label():
+    sample = Sample(response="7", metadata={"answer": 7})
+    assert score(sample, rm_type="exact_match").number == 1.0
+    missing = score(Sample(response="7"), rm_type="exact_match")
+    assert missing.reason == "no_label"
+    assert "--label-key" in missing.message
+
+
+PRIORITY = """
+async def one(args, sample, **kwargs): return 1.0
+async def two(args, sample, **kwargs): return 2.0
+"""
+
+
+def test_priority_is_sample_path_then_setting_then_metadata_then_type(plugin):
+    path = plugin(PRIORITY)
+    settings = {"rm_type": "exact_match"}
+    sample = Sample(response="a", label="a", metadata={"rm_type": "no_such"})
+    with pytest.raises(ConfigError, match="unknown --rm-type 'no_such'"):
+        score(sample, **settings)
+    settings["custom_rm_path"] = f"{path}:one"
+    assert score(sample, **settings).number == 1.0
+    sample.custom_rm_path = f"{path}:two"
+    assert score(sample, **settings).number == 2.0
+
+
+def test_wrong_settings_are_said_at_the_start(plugin):
+    for settings, error, message in (
+        ({"rm_type": "exact_mach"}, ConfigError, "did you mean exact_match"),
+        ({"rm_type": "remote_rm"}, ConfigError, "needs --rm-url"),
+        ({"group_rm": True}, ConfigError, "set --custom-rm-path"),
+        ({"custom_rm_path": "no/such.py:f"}, PluginError, "no such file"),
+        ({"custom_rm_path": plugin("async def f(a): ...")}, PluginError, "does not fit"),
+    ):
+        with pytest.raises(error, match=message):
+            RewardHub(RewardSettings(**settings))
+    with pytest.raises(ConfigError, match="no grader: set --rm-type"):
+        score(Sample())
+
+
+CUSTOM = """
+import asyncio
+async def reward_func(args, sample, **kwargs):
+    assert args.scale == 2 and not kwargs
+    return args.scale * len(sample.response)
+async def wants_evaluation(args, sample, evaluation=None): return float(evaluation)
+async def raises(args, sample): raise KeyError("x")
+async def slow(args, sample): await asyncio.sleep(60)
+async def own_timeout(args, sample): raise TimeoutError("my own")
+async def text(args, sample): return "1.0"
+async def none(args, sample): return None
+async def nan(args, sample): return float("nan")
+async def inf(args, sample): return float("inf")
+async def boolean(args, sample): return True
+async def several(args, sample): return {"score": 1, "format": 0.5}
+async def nested(args, sample): return {"score": [1]}
+def plain(args, sample): return args.scale + len(sample.response)
+class Args: scale = 2
+"""
+
+
+class Args:
+    def __init__(self):
+        self.scale = 2
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("reward_func", 6), ("wants_evaluation", 0), ("boolean", 1), ("plain", 5)]
+)
+def test_custom_functions(name, number, plugin):
+    path = f"{plugin(CUSTOM)}:{name}"
+    result = score(Sample(response="abc"), Args(), custom_rm_path=path)
+    assert (result.number, type(result.number)) == (number, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises", "exception"),
+        ("slow", "timeout"),
+        ("own_timeout", "exception"),
+        ("text", "not_a_number"),
+        ("none", "not_a_number"),
+        ("nan", "non_finite"),
+        ("inf", "non_finite"),
+        ("several", "reward_key"),
+    ],
+)
+def test_a_custom_function_that_fails_is_typed(name, reason, plugin):
+    path = f"{plugin(CUSTOM)}:{name}"
+    result = score(Sample(), custom_rm_path=path, reward_timeout_s=0.2)
+    assert result.reason == reason
+    assert name in result.message
+
+
+def test_dict_rewards_need_their_key(plugin):
+    path = plugin(CUSTOM)
+    several = {"custom_rm_path": f"{path}:several", "reward_key": "score"}
+    result = score(Sample(), **several)
+    assert (result.value, result.number) == ({"score": 1, "format": 0.5}, 1.0)
+    assert score(Sample(), evaluation=True, eval_reward_key="format", **several).number == 0.5
+    assert score(Sample(), evaluation=True, **several).number == 1.0
+    missing = score(Sample(), **several | {"reward_key": "acc"})
+    assert missing.reason == "reward_key" and "score, format" in missing.message
+    key_without_dict = score(Sample(response="a", label="a"), rm_type="exact_match", reward_key="k")
+    assert key_without_dict.reason == "reward_key"
+    nested = score(Sample(), custom_rm_path=f"{path}:nested", reward_key="score")
+    assert nested.reason == "not_a_number"
+
+
+BATCHED = """
+CALLS = []
+async def batched_custom_rm(args, samples, **kwargs):
+    CALLS.append(len(samples))
+    return [len(sample.response) for sample in samples]
+async def short(args, samples): return [1.0]
+async def one_bad(args, samples): return [1.0, None, 3.0]
+async def raises(args, samples): raise ValueError("no")
+def not_async(args, samples): return [1.0]
+"""
+
+
+def test_a_group_function_is_called_once_with_all_members(plugin):
+    from slime_core.plugins.load import load
+
+    path = plugin(BATCHED)
+    group = [Sample(response="a" * n) for n in (3, 1, 2)]
+    results = score_group(group, custom_rm_path=path, group_rm=True)
+    assert [result.number for result in results] == [3.0, 1.0, 2.0]
+    assert load(f"{path}:CALLS") == [3]
+
+
+def test_group_functions_that_fail_are_typed_for_each_member(plugin):
+    path = plugin(BATCHED)
+    group = [Sample(), Sample(), Sample()]
+    for name, reasons in (
+        ("short", ["wrong_count"] * 3),
+        ("raises", ["exception"] * 3),
+        ("one_bad", [None, "not_a_number", None]),
+    ):
+        results = score_group(group, custom_rm_path=f"{path}:{name}", group_rm=True)
+        assert [getattr(result, "reason", None) for result in results] == reasons
+    with pytest.raises(PluginError, match="must be `async def`"):
+        RewardHub(RewardSettings(custom_rm_path=f"{path}:not_async", group_rm=True))
+
+
+def test_a_group_without_group_function_is_graded_one_by_one_in_order():
+    group = [Sample(response=str(n), label="1") for n in range(3)]
+    results = score_group(group, rm_type="exact_match")
+    assert [result.number for result in results] == [0.0, 1.0, 0.0]
+
+
+def test_the_digest_names_grader_and_source(plugin):
+    hub = RewardHub(RewardSettings(rm_type="exact_match"))
+    path = plugin(PRIORITY)
+    other = plugin(PRIORITY + "# changed", "other.py")
+    samples = [
+        Sample(),
+        Sample(metadata={"rm_type": "random"}),
+        Sample(metadata={"rm_type": "boxed_exact_match"}),
+        Sample(custom_rm_path=f"{path}:one"),
+        Sample(custom_rm_path=f"{path}:two"),
+        Sample(custom_rm_path=f"{other}:one"),
+    ]
+    digests = [hub.grader_digest(sample) for sample in samples]
+    assert len(set(digests)) == len(samples)
+    assert digests == [hub.grader_digest(sample) for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("response", "number"), [("so \\boxed{ 7 }.", 1.0), ("so 7", 0.0), ("\\boxed{1} \\boxed{7}", 1)]
+)
+def test_boxed_prefix_grades_what_stands_in_the_box(response, number):
+    result = score(Sample(response=response, label="7"), rm_type="boxed_exact_match")
+    assert result.number == number
+
+
+def test_random_gives_both_values():
+    results = score_group([Sample()] * 64, rm_type="random")
+    assert {result.number for result in results} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    "value", [1, True, 0.5, np.float32(0.5), np.int64(3), np.array(0.25), np.bool_(True)]
+)
+def test_numbers_of_all_kinds_become_floats(value):
+    result = to_result(value, "d", None, "g")
+    assert type(result.number) is float and result.number == float(value)
+
+
+@pytest.mark.parametrize("value", ["1", None, [1.0], np.array([1.0]), 1j, object()])
+def test_what_is_no_number_is_never_a_zero(value):
+    assert to_result(value, "d", None, "g").reason == "not_a_number"
+
+
+def test_what_is_not_finite_is_refused():
+    for value in (float("nan"), float("-inf"), np.float64("nan"), 10**400):
+        assert to_result(value, "d", None, "g").reason == "non_finite"
+
+
+FAILURE = ScoreFailure("timeout", "took too long", "d")
+
+
+def test_policies_for_failures():
+    masked, zero, dropped = Sample(), Sample(), Sample(metadata={"k": 1})
+    assert settle(masked, FAILURE) and settle(zero, FAILURE, "zero")
+    assert not settle(dropped, FAILURE, "drop")
+    assert (masked.reward, masked.remove_sample) == (0.0, True)
+    assert (zero.reward, zero.remove_sample) == (0.0, False)
+    assert dropped.reward is None
+    for sample in (masked, zero, dropped):
+        assert sample.metadata["reward_error"]["reason"] == "timeout"
+    with pytest.raises(RewardError, match=r"took too long \(timeout\)"):
+        settle(Sample(), FAILURE, "fail")
+    with pytest.raises(ConfigError, match="mask, zero, drop or fail"):
+        settle(Sample(), FAILURE, "ignore")
+    good = Sample()
+    assert settle(good, Score({"a": 1.0}, 1.0, "d"), "fail") and good.reward == {"a": 1.0}
+
+
+def test_labels_with_several_answers():
+    assert label_values('["a", 4]') == ["a", "4"]
+    assert label_values("[0, 1)") == ["[0, 1)"]
+    assert label_values("x") == ["x"]
+
+
+def test_end_tokens_are_stripped_as_often_as_they_come():
+    assert strip_end_tokens("a </s> <|im_end|>\n</s>") == "a"
+
+
+@pytest.fixture
+def server():
+    """A reward server; `server.answers` are (status, body) in turn, the last one repeats."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            self.server.bodies.append(json.loads(body))
+            answers = self.server.answers
+            status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+            if status == "hang":
+                self.server.released.wait(20)
+            self.send_response(status if isinstance(status, int) else 200)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args):
+            pass
+
+    from threading import Event
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.bodies, server.answers, server.released = [], [], Event()
+    server.url = f"http://127.0.0.1:{server.server_address[1]}/score"
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_remote_rewards_get_prompt_response_and_label(server):
+    server.answers = [(200, "0.25")]
+    sample = Sample(prompt="p", response="r<eos>", label="l")
+    assert score(sample, rm_type="remote_rm", rm_url=server.url).number == 0.25
+    assert server.bodies == [{"prompt": "p", "response": "r", "label": "l"}]
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome", "asked"),
+    [
+        ([(503, "busy"), (429, "slow down"), (200, "1")], 1, 3),
+        ([(400, "bad prompt")], "bad prompt", 1),
+        ([(200, "<html>")], "no JSON", 1),
+        ([(500, "broken")], "500", 3),
+    ],
+)
+def test_remote_retries_what_may_pass(answers, outcome, asked, server):
+    server.answers = answers
+
+    async def run():
+        grader = RemoteGrader(RemoteSettings(server.url, attempts=3, max_backoff_s=0.01))
+        try:
+            return await grader.grade({}, 10.0)
+        finally:
+            await grader.close()
+
+    value = asyncio.run(run())
+    assert outcome in value.message if isinstance(outcome, str) else value == outcome
+    assert len(server.bodies) == asked
+
+
+def test_remote_has_a_deadline_over_all_attempts(server):
+    server.answers = [("hang", "1")]
+    settings = {"rm_type": "remote_rm", "rm_url": server.url, "reward_timeout_s": 0.3}
+    assert score(Sample(), **settings).reason == "timeout"
+    assert score(Sample(), **settings | {"rm_url": "http://127.0.0.1:9/"}).reason == "timeout"
