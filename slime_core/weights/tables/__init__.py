@@ -1,1 +1,62 @@
-"""Parameter names, one table per model family, used in both directions."""
+"""One table per model family says how Hugging Face tensors and Megatron parameters correspond.
+
+A table is used in both directions (loading and export), so the two can never disagree.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from slime_core.errors import ConfigError
+from slime_core.weights.tables import llama, qwen2, qwen3
+from slime_core.weights.tables.entry import BoundEntry, Entry
+from slime_core.weights.tables.shape import ModelShape, padded_vocab_size, read_shape
+
+TABLES: dict[str, tuple[Entry, ...]] = {
+    "llama": llama.TABLE,
+    "qwen2": qwen2.TABLE,
+    "qwen3": qwen3.TABLE,
+}
+
+__all__ = [
+    "TABLES",
+    "BoundEntry",
+    "Entry",
+    "ModelShape",
+    "bind",
+    "padded_vocab_size",
+    "read_shape",
+    "table_for",
+]
+
+
+def table_for(model_type: str) -> tuple[Entry, ...]:
+    """The table of a Hugging Face `model_type`.
+
+    Raises:
+        ConfigError: no table for this family.
+    """
+    if model_type not in TABLES:
+        near = difflib.get_close_matches(model_type, TABLES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"model_type {model_type!r} is not supported (known: {', '.join(sorted(TABLES))}){hint}"
+        )
+    return TABLES[model_type]
+
+
+def bind(shape: ModelShape) -> tuple[BoundEntry, ...]:
+    """Every parameter of a model, in canonical order: embedding, layers, final norm, head.
+
+    A tied model has no head of its own.
+    """
+    table = table_for(shape.model_type)
+    bound = [entry.bind(shape) for entry in table if entry.place == "first"]
+    for layer in range(shape.num_layers):
+        bound += [entry.bind(shape, layer) for entry in table if entry.place == "layer"]
+    bound += [
+        entry.bind(shape)
+        for entry in table
+        if entry.place == "last" and not (shape.tied and entry.untied_only)
+    ]
+    return tuple(bound)
