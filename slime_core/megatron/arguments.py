@@ -1,0 +1,329 @@
+"""Megatron options by name: which exist, of which type, and where each one goes.
+
+The known names are the fields of Megatron's own configuration classes plus the classic command
+line names, mapped here. Importing this module does not import megatron; the first check does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from slime_core.errors import ConfigError
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.tables.shape import ModelShape
+
+# Megatron option -> field of ModelShape. They follow from config.json and are only compared.
+_FROM_MODEL = {
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "ffn_size",
+    "num_attention_heads": "num_heads",
+    "num_query_groups": "num_kv_heads",
+    "kv_channels": "head_dim",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_positions",
+    "norm_epsilon": "norm_eps",
+    "layernorm_epsilon": "norm_eps",
+    "rotary_base": "rope_theta",
+}
+# Options whose only possible value follows from what the trainer builds.
+_FIXED = {
+    "swiglu": True,
+    "gated_linear_unit": True,
+    "disable_bias_linear": True,
+    "add_bias_linear": False,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "use_rotary_position_embeddings": True,
+    "rotary_percent": 1.0,
+    "rotary_interleaved": False,
+    "apply_layernorm_1p": False,
+    "layernorm_zero_centered_gamma": False,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "use_distributed_optimizer": True,
+    "optimizer": "adam",
+    "transformer_impl": "local",
+    "persist_layer_norm": False,
+    "apply_rope_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "masked_softmax_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "num_experts": None,
+    "num_moe_experts": None,
+    "multi_latent_attention": False,
+    "mtp_num_layers": None,
+    "virtual_pipeline_model_parallel_size": None,
+    "fp16": False,
+}
+# A flag that switches something off: option -> (field, value).
+_NEGATIONS = {
+    "no_rope_fusion": ("apply_rope_fusion", False),
+    "no_masked_softmax_fusion": ("masked_softmax_fusion", False),
+    "no_bias_swiglu_fusion": ("bias_activation_fusion", False),
+    "no_bias_dropout_fusion": ("bias_dropout_fusion", False),
+    "no_gradient_accumulation_fusion": ("gradient_accumulation_fusion", False),
+    "no_persist_layer_norm": ("persist_layer_norm", False),
+    "accumulate_allreduce_grads_in_fp32": ("grad_reduce_in_fp32", True),
+}
+_RENAMED = {
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+}
+# Accepted because launch scripts carry them; they cannot change anything here.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "attention_backend",
+        "distributed_backend",
+        "group_query_attention",
+        "no_check_for_nan_in_loss_and_grad",
+        "check_for_nan_in_grad",
+        "seq_length",
+        "use_mcore_models",
+        "cross_entropy_loss_fusion",
+    }
+)
+# Options with a place of their own in the configuration tree.
+_ELSEWHERE = {
+    "calculate_per_token_loss": "algorithm.calculate_per_token_loss",
+    "clip_grad": "train.clip_grad",
+    "global_batch_size": "train.global_batch_size",
+    "load": "rollout.hf_checkpoint, or resume",
+    "lr": "train.lr",
+    "micro_batch_size": "train.micro_batch_size",
+    "save": "store.store_url",
+    "save_interval": "train.save_interval",
+    "seed": "run.seed",
+    "train_iters": "run.num_rollout",
+}
+_SETTINGS = frozenset(
+    {
+        "adam_beta1",
+        "adam_beta2",
+        "adam_eps",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "lr_decay_iters",
+        "lr_decay_style",
+        "lr_warmup_init",
+        "lr_warmup_iters",
+        "lr_wsd_decay_iters",
+        "lr_wsd_decay_style",
+        "make_vocab_size_divisible_by",
+        "min_lr",
+        "pipeline_model_parallel_size",
+        "sequence_parallel",
+        "tensor_model_parallel_size",
+        "weight_decay",
+    }
+)
+# Set by the trainer itself; not a user's choice.
+_INTERNAL = frozenset(
+    {
+        "finalize_model_grads_func",
+        "grad_scale_func",
+        "grad_sync_func",
+        "no_sync_func",
+        "param_sync_func",
+        "timers",
+        "_cpu_offloading_context",
+        "activation_func",
+        "init_method",
+        "output_layer_init_method",
+        "embedding_init_method",
+        "params_dtype",
+        "pipeline_dtype",
+        "autocast_dtype",
+        "enable_autocast",
+        "perform_initialization",
+        "use_cpu_initialization",
+        "variable_seq_lengths",
+        "average_in_collective",
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedOptions:
+    """Where the options went.
+
+    Attributes:
+        settings: the trainer's settings with the options that are its fields.
+        transformer, optimizer, ddp: further fields of TransformerConfig, OptimizerConfig and
+            DistributedDataParallelConfig.
+        without_effect: accepted options that change nothing here.
+    """
+
+    settings: TrainerSettings
+    transformer: dict[str, Any]
+    optimizer: dict[str, Any]
+    ddp: dict[str, Any]
+    without_effect: tuple[str, ...]
+
+
+def known_names() -> frozenset[str]:
+    """Every option name that can stand in `megatron` (some only with one value)."""
+    names = set(_FROM_MODEL) | set(_FIXED) | set(_NEGATIONS) | set(_RENAMED) | _WITHOUT_EFFECT
+    names |= _SETTINGS | {"bf16", "qk_layernorm", "add_qkv_bias"}
+    names |= {"untie_embeddings_and_output_weights"}
+    for fields in _megatron_fields().values():
+        names |= set(fields)
+    return frozenset(names - _INTERNAL - set(_ELSEWHERE))
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuses unknown names and wrong types, without knowing the model.
+
+    Raises:
+        ConfigError: names the option and the nearest known one, or the place it belongs to.
+    """
+    for given, value in options.items():
+        name = _normal(given)
+        if name in _ELSEWHERE:
+            raise ConfigError(f"megatron option {given!r} is set by {_ELSEWHERE[name]}")
+        if name in _INTERNAL:
+            raise ConfigError(f"megatron option {given!r} is set by the trainer itself")
+        if name not in known_names():
+            near = difflib.get_close_matches(name, known_names(), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown megatron option {given!r}{hint}")
+        _check_type(given, value, _type_of(name))
+        if name in _FIXED and value != _FIXED[name]:
+            raise ConfigError(
+                f"megatron option {given!r} is {value!r}, the trainer supports {_FIXED[name]!r}"
+            )
+
+
+def resolve(settings: TrainerSettings, shape: ModelShape) -> ResolvedOptions:
+    """Sorts `settings.megatron` into the places that use it and compares it with the model.
+
+    Raises:
+        ConfigError: an unknown name, a wrong type, or a value that contradicts config.json.
+    """
+    check_names(settings.megatron)
+    own: dict[str, Any] = {}
+    by_class: dict[str, dict[str, Any]] = {name: {} for name in _megatron_fields()}
+    without_effect = []
+    for given, value in settings.megatron.items():
+        name = _normal(given)
+        if _follows_from_model(given, name, value, shape) or name in _FIXED:
+            continue
+        if name in _WITHOUT_EFFECT:
+            without_effect.append(given)
+        elif name == "bf16":
+            own["dtype"] = "bfloat16" if value else "float32"
+        elif name in _SETTINGS:
+            own[name] = value
+        else:
+            target, wanted = _NEGATIONS.get(name, (_RENAMED.get(name, name), value))
+            if name in _NEGATIONS and (not value or target in _FIXED):
+                continue
+            for class_name, fields in _megatron_fields().items():
+                if target in fields:
+                    by_class[class_name][target] = _value_for(fields[target], wanted)
+    return ResolvedOptions(
+        settings=dataclasses.replace(settings, **own),
+        transformer=by_class["TransformerConfig"],
+        optimizer=by_class["OptimizerConfig"],
+        ddp=by_class["DistributedDataParallelConfig"],
+        without_effect=tuple(without_effect),
+    )
+
+
+def _normal(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
+@cache
+def _megatron_fields() -> dict[str, dict[str, Any]]:
+    """Class name -> field name -> type, read from the installed Megatron."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    classes = (TransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
+    found = {}
+    for config in classes:
+        hints = typing.get_type_hints(config)
+        found[config.__name__] = {f.name: hints[f.name] for f in dataclasses.fields(config)}
+    return found
+
+
+def _type_of(name: str) -> Any:
+    if name in _NEGATIONS or name in ("swiglu", "bf16", "disable_bias_linear"):
+        return bool
+    if name in _SETTINGS:
+        return typing.get_type_hints(TrainerSettings)[name]
+    for fields in _megatron_fields().values():
+        if _RENAMED.get(name, name) in fields:
+            return fields[_RENAMED.get(name, name)]
+    return Any
+
+
+def _check_type(given: str, value: Any, expected: Any) -> None:
+    if not _fits(value, expected):
+        shown = getattr(expected, "__name__", str(expected).replace("typing.", ""))
+        raise ConfigError(f"megatron option {given!r} must be {shown}, not {value!r}")
+
+
+def _fits(value: Any, expected: Any) -> bool:
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, member) for member in typing.get_args(expected))
+    if origin is typing.Literal:
+        return value in typing.get_args(expected)
+    if expected is type(None) or expected is None:
+        return value is None
+    if expected is bool or expected is int:
+        return type(value) is expected
+    if expected is float:
+        return type(value) in (int, float)
+    if expected is str or expected is list or origin is list:
+        return isinstance(value, expected if origin is None else list)
+    if isinstance(expected, type) and issubclass(expected, enum.Enum):
+        return isinstance(value, str) and value in expected.__members__
+    if getattr(expected, "__module__", "") == "torch" and expected.__name__ == "dtype":
+        return value in ("float32", "float16", "bfloat16", "uint8")
+    return True
+
+
+def _value_for(expected: Any, value: Any) -> Any:
+    """Dtypes are given by name."""
+    import torch
+
+    return getattr(torch, value) if expected is torch.dtype else value
+
+
+def _follows_from_model(given: str, name: str, value: Any, shape: ModelShape) -> bool:
+    """Compares an option that config.json decides. True if it is one."""
+    if name in _FROM_MODEL:
+        actual: Any = getattr(shape, _FROM_MODEL[name])
+    elif name == "untie_embeddings_and_output_weights":
+        actual = not shape.tied
+    elif name == "qk_layernorm":
+        actual = has_parameter(shape, "self_attention.q_layernorm.weight")
+    elif name == "add_qkv_bias":
+        actual = has_parameter(shape, "self_attention.linear_qkv.bias")
+    else:
+        return False
+    if value != actual:
+        raise ConfigError(
+            f"megatron option {given!r} is {value!r}, but the model's config.json makes it "
+            f"{actual!r}; remove the option or change the model"
+        )
+    return True
+
+
+def has_parameter(shape: ModelShape, suffix: str) -> bool:
+    """True if the family's layers have a parameter with this name."""
+    from slime_core.weights.tables import table_for
+
+    return any(entry.megatron.endswith(suffix) for entry in table_for(shape.model_type))

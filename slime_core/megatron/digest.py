@@ -1,0 +1,103 @@
+"""Digests that prove what a trainer holds (weights) and what a checkpoint folder contains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from megatron.core import parallel_state
+
+from slime_core.errors import DigestError
+from slime_core.megatron import parallel
+from slime_core.megatron.model import PolicyModel, local_entries
+from slime_core.refs import digest_of
+from slime_core.weights.digest import tensor_bytes
+from slime_core.weights.tables import ModelShape
+
+_CHUNK = 1 << 24
+_READ_BYTES = 1 << 22
+
+
+def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -> str:
+    """64-bit digest of all weights in canonical order, as "<role>:<16 hex>". A collective.
+
+    Data-parallel replicas hold the same weights, so only the first counts; other parallel sizes
+    give another digest, like they give other bits.
+    """
+    hasher = xxhash.xxh3_64()
+    parameters = dict(model.named_parameters())
+    for name in local_entries(model, shape):
+        parameter = parameters[name]
+        if parameter.is_cuda:
+            hasher.update(fingerprint(parameter).to_bytes(8, "little"))
+        else:
+            hasher.update(tensor_bytes(parameter))
+    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+    shards = parallel.gather_objects((replica, hasher.hexdigest()))
+    own = [digest for rank, digest in shards if rank == 0]
+    if len(own) == 1:
+        return f"{role}:{own[0]}"
+    return f"{role}:{xxhash.xxh3_64_hexdigest(''.join(own).encode())}"
+
+
+@torch.no_grad()
+def fingerprint(tensor: torch.Tensor) -> int:
+    """64-bit hash of a tensor's bits, computed where the tensor is.
+
+    Sum over words of word * m(position) modulo 2^64, m odd and scattered: exact integer
+    arithmetic, so the order of summation does not matter, and any single change shows.
+    """
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    flat = tensor.detach().contiguous().reshape(-1).view(words)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, flat.numel(), _CHUNK):
+        part = flat[start : start + _CHUNK].to(torch.int64)
+        place = torch.arange(start, start + part.numel(), device=tensor.device) + 1
+        # Two rounds of multiply and xor-shift scatter the position (after splitmix64).
+        mixed = place * -7046029254386353131
+        mixed = (mixed ^ (mixed >> 31)) * -4658895280553007687
+        total += (part * ((mixed ^ (mixed >> 29)) | 1)).sum()
+    return int(total.item()) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def directory_digest(directory: str | Path) -> dict[str, Any]:
+    """Names, sizes and hashes of all files below a folder, and one digest over them.
+
+    Returns:
+        {"files": {relative name: {"bytes": int, "xxh3": 32 hex}}, "bytes": int, "digest": str}.
+    """
+    root = Path(directory)
+    files = {}
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        hasher = xxhash.xxh3_128()
+        with path.open("rb") as stream:
+            while block := stream.read(_READ_BYTES):
+                hasher.update(block)
+        files[path.relative_to(root).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "xxh3": hasher.hexdigest(),
+        }
+    total = sum(row["bytes"] for row in files.values())
+    return {"files": files, "bytes": total, "digest": digest_of(files)}
+
+
+def verify_directory(directory: str | Path, expected: dict[str, Any]) -> None:
+    """Compares a folder with what `directory_digest` said of it.
+
+    Raises:
+        DigestError: names a file that is missing, added or changed.
+    """
+    found = directory_digest(directory)["files"]
+    wanted = expected["files"]
+    for name in sorted(set(found) | set(wanted)):
+        if found.get(name) != wanted.get(name):
+            state = (
+                "is missing"
+                if name not in found
+                else "was not there when the folder was sealed"
+                if name not in wanted
+                else "has changed"
+            )
+            raise DigestError(f"{Path(directory) / name} {state}; do not load this folder")

@@ -1,0 +1,58 @@
+"""The decoder layer from Megatron's own modules, with our attention and norm put in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime_core.megatron.attention import PackedAttention
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm. Unlike Megatron's torch norm it works with sequence parallelism."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
+    ) -> None:
+        super().__init__()
+        device = torch.cuda.current_device()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(
+            torch.ones(hidden_size, dtype=config.params_dtype, device=device)
+        )
+        # Each rank sees other tokens; Megatron sums the gradients of marked parameters.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> [..., hidden]"""
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+
+
+def decoder_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage and the final norm."""
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    submodules = _submodules(layer)
+    submodules.input_layernorm = RMSNorm
+    submodules.pre_mlp_layernorm = RMSNorm
+    attention = _submodules(submodules.self_attention)
+    attention.core_attention = PackedAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = RMSNorm
+        attention.k_layernorm = RMSNorm
+    final_norm: Any = RMSNorm
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=final_norm
+    )
+
+
+def _submodules(spec: ModuleSpec) -> Any:
+    return spec.submodules

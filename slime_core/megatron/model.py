@@ -1,0 +1,270 @@
+"""The policy: Megatron's GPTModel from a Hugging Face config.json and weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime_core.errors import ConfigError
+from slime_core.megatron.arguments import ResolvedOptions, has_parameter
+from slime_core.megatron.layer_spec import decoder_spec
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.hf_files import HFTensors
+from slime_core.weights.tables import BoundEntry, ModelShape, bind, padded_vocab_size
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def transformer_config(
+    settings: TrainerSettings, shape: ModelShape, options: dict[str, Any]
+) -> TransformerConfig:
+    """Megatron's configuration of the model.
+
+    Args:
+        settings: resolved settings.
+        shape: what config.json says.
+        options: further fields (ResolvedOptions.transformer).
+    """
+    dtype = DTYPES[settings.dtype]
+    fields: dict[str, Any] = {
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_hidden_size": shape.ffn_size,
+        "num_attention_heads": shape.num_heads,
+        "num_query_groups": shape.num_kv_heads,
+        "kv_channels": shape.head_dim,
+        "layernorm_epsilon": shape.norm_eps,
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": has_parameter(shape, "self_attention.linear_qkv.bias"),
+        "qk_layernorm": has_parameter(shape, "self_attention.q_layernorm.weight"),
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        # All weights come from the checkpoint.
+        "perform_initialization": False,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "autocast_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "tensor_model_parallel_size": settings.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": settings.pipeline_model_parallel_size,
+        "context_parallel_size": settings.context_parallel_size,
+        "expert_model_parallel_size": settings.expert_model_parallel_size,
+        "sequence_parallel": settings.sequence_parallel,
+        # Packed micro-batches differ in length from one to the next.
+        "variable_seq_lengths": settings.pipeline_model_parallel_size > 1,
+        # step.py hands over gradients that need no further scaling, only sums.
+        "calculate_per_token_loss": True,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+    }
+    if settings.pipeline_model_parallel_size > 1:
+        # Variable lengths travel by the all-to-all dispatcher's protocol, also without experts.
+        fields["moe_token_dispatcher_type"] = "alltoall"
+    return TransformerConfig(**(fields | options))
+
+
+class PolicyModel(GPTModel):
+    """GPTModel whose last stage returns hidden states; the head runs on chosen tokens only.
+
+    A response token needs logits, a prompt token does not, and a vocabulary row is long.
+    """
+
+    def _postprocess(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return hidden_states  # [s, b, hidden]; [s / tp, b, hidden] with sequence parallelism
+
+    def hidden_rows(self, hidden_states: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Picks tokens of a pack on the last stage.
+
+        Args:
+            hidden_states: what forward returned, [s (/ tp), 1, hidden].
+            index: int64 [n], tokens of the pack.
+
+        Returns:
+            [n, hidden]
+        """
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, group=self.pg_collection.tp
+            )
+        return hidden_states.squeeze(1).index_select(0, index)
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of this tensor-parallel rank's part of the vocabulary.
+
+        Args:
+            rows: [n, hidden]
+
+        Returns:
+            [n, padded vocabulary / tensor-parallel size], in the model's dtype.
+        """
+        weight = (
+            self.shared_embedding_or_output_weight()
+            if self.share_embeddings_and_output_weights
+            else None
+        )
+        logits, _ = self.output_layer(rows.unsqueeze(1), weight=weight)
+        return logits.squeeze(1)
+
+
+def build_model(
+    settings: TrainerSettings, shape: ModelShape, options: ResolvedOptions
+) -> tuple[PolicyModel, ModelShape]:
+    """Builds this rank's part of the model and fills it with the checkpoint's weights.
+
+    Returns:
+        The model and its shape with the padded vocabulary.
+
+    Raises:
+        ConfigError: weights and config.json do not belong together, or the parallel sizes do not
+            divide the model.
+    """
+    _check_divisible(settings, shape)
+    shape = replace(
+        shape,
+        padded_vocab_size=padded_vocab_size(
+            shape.vocab_size,
+            settings.make_vocab_size_divisible_by,
+            settings.tensor_model_parallel_size,
+        ),
+    )
+    config = transformer_config(settings, shape, options.transformer)
+    model = PolicyModel(
+        config,
+        decoder_spec(config),  # type: ignore[arg-type]
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=shape.tied,
+        position_embedding_type="rope",
+    )
+    if model.post_process and config.sequence_parallel:
+        # hidden_rows has gathered the sequence already.
+        model.output_layer.sequence_parallel = False
+    model.rotary_pos_emb.inv_freq = rotary_frequencies(settings.hf_checkpoint, shape)
+    load_weights(model, shape, settings.hf_checkpoint)
+    return model, shape
+
+
+def rotary_frequencies(checkpoint: str, shape: ModelShape) -> torch.Tensor:
+    """float32 [head_dim / 2]: inverse frequencies, equal to transformers' for every scaling.
+
+    Raises:
+        ConfigError: a scaling that also rescales attention, or that transformers does not know.
+    """
+    if shape.rope_type == "default":
+        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+        return 1.0 / (shape.rope_theta**exponents)
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if shape.rope_type not in ROPE_INIT_FUNCTIONS:
+        raise ConfigError(f"rope_type {shape.rope_type!r} of {checkpoint} is not known")
+    inverse, attention_factor = ROPE_INIT_FUNCTIONS[shape.rope_type](
+        AutoConfig.from_pretrained(checkpoint), torch.device("cpu")
+    )
+    if attention_factor != 1.0 or shape.rope_type in ("dynamic", "longrope"):
+        raise ConfigError(f"rope_type {shape.rope_type!r} of {checkpoint} is not supported")
+    return inverse.float()
+
+
+def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry]:
+    """This rank's parameter names -> table entries. Canonical (checkpoint) order."""
+    layers: Any = model.decoder.layers
+    first_layer = layers[0].layer_number - 1 if layers else 0
+    last_layer = first_layer + len(layers)
+    found = {}
+    for entry in bind(shape):
+        if entry.layer is not None:
+            if first_layer <= entry.layer < last_layer:
+                local = f"decoder.layers.{entry.layer - first_layer}."
+                found[entry.megatron.replace(f"decoder.layers.{entry.layer}.", local)] = entry
+        elif (entry.place == "first" and model.pre_process) or (
+            entry.place == "last" and model.post_process
+        ):
+            found[entry.megatron] = entry
+        if entry.place == "first" and shape.tied and model.post_process and not model.pre_process:
+            # The last stage of a tied model keeps a copy of the embedding as its head.
+            found["output_layer.weight"] = entry
+    return found
+
+
+@torch.no_grad()
+def load_weights(model: PolicyModel, shape: ModelShape, checkpoint: str) -> None:
+    """Copies the checkpoint's tensors into this rank's parameters.
+
+    Raises:
+        ConfigError: a tensor is missing, unexpected or of another shape.
+    """
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    entries = local_entries(model, shape)
+    parameters = dict(model.named_parameters())
+    if set(parameters) != set(entries):
+        odd = sorted(set(parameters) ^ set(entries))
+        raise ConfigError(
+            f"the table of {shape.model_type} and the model differ in {', '.join(odd[:3])}"
+        )
+    with HFTensors(checkpoint) as tensors:
+        _refuse_unknown(tensors, shape, checkpoint)
+        for name, parameter in parameters.items():
+            entry = entries[name]
+            parts = [tensors.read(hf_name) for hf_name in entry.hf_names]
+            parameter.copy_(entry.to_megatron(parts, rank, size))
+
+
+def _refuse_unknown(tensors: HFTensors, shape: ModelShape, checkpoint: str) -> None:
+    known = {name for entry in bind(shape) for name in entry.hf_names}
+    if shape.tied:
+        known.add("lm_head.weight")
+    unknown = sorted(
+        name for name in tensors.names - known if not name.endswith("rotary_emb.inv_freq")
+    )
+    if unknown:
+        raise ConfigError(
+            f"{checkpoint} holds {len(unknown)} tensors that a {shape.model_type} model with its "
+            f"config.json has not, such as {unknown[0]!r}"
+        )
+
+
+def _check_divisible(settings: TrainerSettings, shape: ModelShape) -> None:
+    size = settings.tensor_model_parallel_size
+    for name, value in (
+        ("num_attention_heads", shape.num_heads),
+        ("num_key_value_heads", shape.num_kv_heads),
+        ("intermediate_size", shape.ffn_size),
+    ):
+        if value % size:
+            raise ConfigError(
+                f"tensor_model_parallel_size {size} does not divide the model's {name} {value}"
+            )
+    stages = settings.pipeline_model_parallel_size
+    if shape.num_layers < stages:
+        raise ConfigError(
+            f"pipeline_model_parallel_size {stages} exceeds the model's {shape.num_layers} layers"
+        )
+
+
+def packed_params(cu_seqlens: torch.Tensor, max_seqlen: int) -> PackedSeqParams:
+    """Megatron's description of a pack."""
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=max_seqlen,
+        max_seqlen_kv=max_seqlen,
+    )

@@ -1,0 +1,159 @@
+"""Megatron's DDP, distributed optimizer and schedule, and a step that refuses NaN and Inf."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import (
+    ChainedOptimizer,
+    MegatronOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+)
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from slime_core.megatron.arguments import ResolvedOptions
+from slime_core.megatron.model import DTYPES, PolicyModel
+from slime_core.megatron.settings import TrainerSettings
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that changes in training.
+
+    Attributes:
+        chunks: the DDP-wrapped model (one chunk; a list because Megatron asks for one).
+        optimizer, scheduler: AdamW with sharded float32 state, and its learning rate.
+    """
+
+    chunks: list[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+
+    @property
+    def model(self) -> PolicyModel:
+        """The model inside DDP."""
+        return cast(PolicyModel, self.chunks[0].module)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next step will use."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+def build_train_state(
+    model: PolicyModel, settings: TrainerSettings, options: ResolvedOptions
+) -> TrainState:
+    """Wraps a model for training."""
+    ddp: dict[str, Any] = {
+        "grad_reduce_in_fp32": True,
+        "use_distributed_optimizer": True,
+        "check_for_nan_in_grad": False,  # apply_gradients looks, and skips instead of raising
+    }
+    config = model.config
+    chunk = DistributedDataParallel(
+        config, DistributedDataParallelConfig(**(ddp | options.ddp)), model
+    )
+    config.finalize_model_grads_func = _sum_gradients
+    if chunk.ddp_config.overlap_grad_reduce:
+        config.no_sync_func = chunk.no_sync
+    optimizer = get_megatron_optimizer(_optimizer_config(settings, options), [chunk])
+    return TrainState([chunk], optimizer, _scheduler(optimizer, settings))
+
+
+def _optimizer_config(settings: TrainerSettings, options: ResolvedOptions) -> OptimizerConfig:
+    dtype = DTYPES[settings.dtype]
+    fields: dict[str, Any] = {
+        "optimizer": "adam",
+        "lr": settings.lr,
+        "min_lr": settings.min_lr,
+        "weight_decay": settings.weight_decay,
+        "adam_beta1": settings.adam_beta1,
+        "adam_beta2": settings.adam_beta2,
+        "adam_eps": settings.adam_eps,
+        "clip_grad": settings.clip_grad,
+        "bf16": dtype is torch.bfloat16,
+        "params_dtype": dtype,
+        "use_distributed_optimizer": True,
+    }
+    return OptimizerConfig(**(fields | options.optimizer))
+
+
+def _scheduler(optimizer: MegatronOptimizer, settings: TrainerSettings) -> OptimizerParamScheduler:
+    return OptimizerParamScheduler(
+        optimizer,  # type: ignore[arg-type]
+        init_lr=settings.lr_warmup_init,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.lr_warmup_iters,
+        lr_decay_steps=settings.lr_decay_iters or settings.train_iters,
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=settings.train_iters,
+        wd_incr_style="constant",
+        # The configuration decides; a checkpoint contributes only the number of steps.
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+        wsd_decay_steps=settings.lr_wsd_decay_iters,
+        lr_wsd_decay_style=settings.lr_wsd_decay_style,
+    )
+
+
+def _sum_gradients(model: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
+    """Megatron's finalisation without its division: the loss carries its own denominators."""
+    finalize_model_grads(model, None, **kwargs)
+
+
+def zero_gradients(state: TrainState) -> None:
+    """Clears gradient buffers before a step."""
+    for chunk in state.chunks:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
+
+
+def members(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """The optimizers inside a chain."""
+    if isinstance(optimizer, ChainedOptimizer):
+        return list(optimizer.chained_optimizers)
+    return [optimizer]
+
+
+def apply_gradients(state: TrainState, allowed: bool) -> tuple[bool, float]:
+    """Clips and steps, unless a gradient is NaN or Inf anywhere.
+
+    The norm is global, so all ranks decide alike. A skipped step does not move the schedule.
+
+    Args:
+        state: gradients are ready in its buffers.
+        allowed: False skips the step whatever the gradients are.
+
+    Returns:
+        Whether the step was taken, and the gradient norm before clipping.
+    """
+    found_inf = state.optimizer.prepare_grads()
+    norm = state.optimizer.get_grad_norm()
+    grad_norm = float(norm) if norm is not None else 0.0
+    if not allowed or found_inf or not math.isfinite(grad_norm):
+        return False, grad_norm
+    for member in members(state.optimizer):
+        parameters = cast(list[torch.Tensor], member.get_parameters())
+        if member.config.clip_grad > 0.0 and parameters:
+            clip_grad_by_total_norm_fp32(
+                parameters,
+                max_norm=member.config.clip_grad,
+                total_norm=grad_norm,
+                use_decoupled_grad=member.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+            )
+    state.optimizer.step_with_ready_grads()
+    state.scheduler.step(1)
+    return True, grad_norm

@@ -1,0 +1,285 @@
+"""One trainer rank: fences, states and kept results around the trainer.
+
+A plain class. Whoever holds it (a Ray actor) may call `status` and `fence` from another thread
+while `train` runs. Nothing here imports megatron before the device layer is in place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from slime_core.batching.types import TrainBatch
+from slime_core.errors import StaleOwnerError, TrainerError
+from slime_core.megatron.settings import TrainerSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from slime_core.megatron.trainer import PolicyTrainer
+
+_KEPT_RESULTS = 4
+
+
+class TrainerRank:
+    """Trains a batch exactly once for whoever owns the run.
+
+    A rank knows the highest epoch it has seen and refuses lower ones. Its `state` names what its
+    weights have been trained on. An exception inside a call that touches weights taints the rank:
+    what it holds is unknown, so it must be replaced.
+    """
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.settings = settings
+        self._trainer: PolicyTrainer | None = None
+        self._lock = threading.Lock()  # guards the fields below, never held for long
+        self._running = threading.Lock()  # one call at a time
+        self._epoch = 0
+        self._state = ""
+        self._call: str | None = None
+        self._batch_digest: str | None = None
+        self._taint: str | None = None
+        self._results: dict[str, dict[str, Any]] = {}
+
+    def setup(self) -> dict[str, Any]:
+        """Joins the other ranks and loads the model.
+
+        Returns:
+            {"weights_digest": of the initial weights, "parameters": their number}.
+
+        Raises:
+            ConfigError: settings and model do not fit together.
+            TrainerError: the process cannot train, or the other ranks did not come.
+        """
+        from slime_core.megatron import device
+
+        with self._exclusive("setup", changes_weights=True):
+            if self._trainer is not None:
+                raise TrainerError("setup was called twice")
+            device.install(self.settings.device)
+            from slime_core.megatron.trainer import PolicyTrainer
+
+            self._trainer = PolicyTrainer(self.settings)
+            return {
+                "weights_digest": self._trainer.weights_digest(),
+                "parameters": self._trainer.num_parameters,
+            }
+
+    def fence(self, epoch: int) -> int:
+        """Makes `epoch` the owner; returns it.
+
+        Raises:
+            StaleOwnerError: a higher epoch owns this rank.
+        """
+        with self._lock:
+            self._check_epoch(epoch)
+            self._epoch = epoch
+            return epoch
+
+    def status(self) -> dict[str, Any]:
+        """{"epoch", "state", "busy", "call", "batch_digest", "tainted", "reason"}; never blocks.
+
+        `call` and `batch_digest` say what a busy rank does; `reason` why it is tainted.
+        """
+        with self._lock:
+            return {
+                "epoch": self._epoch,
+                "state": self._state,
+                "busy": self._call is not None,
+                "call": self._call,
+                "batch_digest": self._batch_digest,
+                "tainted": self._taint is not None,
+                "reason": self._taint,
+            }
+
+    def set_state(self, state: str) -> None:
+        """Names what the present weights have been trained on (after setup)."""
+        with self._lock:
+            if self._call is not None:
+                raise TrainerError(f"the rank is busy with {self._call}; its state will change")
+            self._state = state
+
+    def result_of(self, state: str) -> dict[str, Any] | None:
+        """The kept result of the training that led to `state`, if this rank did it recently."""
+        with self._lock:
+            return self._results.get(state)
+
+    def train(
+        self,
+        epoch: int,
+        expect: str,
+        next_state: str,
+        batch_digest: str,
+        batch: TrainBatch,
+        seed: int,
+        forced_skips: Sequence[bool] | None = None,
+        before_step: Callable[[int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Trains one iteration, if the weights are in the expected state.
+
+        Args:
+            epoch: of the caller.
+            expect: the state to start from.
+            next_state: the state afterwards.
+            batch_digest: digest of the batch's document.
+            batch: the batch itself.
+            seed: derived from the run's seed and the iteration.
+            forced_skips: in a replay, which steps had been skipped.
+            before_step: called with each step's number before its update; an exception in it
+                taints like any other.
+
+        Returns:
+            {"state", "batch_digest", "steps": [...], "metrics": {...}, "seconds": {...}}. Also
+            kept under the new state.
+
+        Raises:
+            StaleOwnerError: a higher epoch owns this rank.
+            TrainerError: busy, tainted or in another state; or training failed, which taints.
+        """
+        with self._lock:
+            self._check_epoch(epoch)
+            self._epoch = epoch
+        with self._exclusive("train", changes_weights=False, batch_digest=batch_digest):
+            trainer = self._ready()
+            agreed = trainer.agree(self._state, expect, next_state, batch_digest)
+            if self._state != expect:
+                raise TrainerError(
+                    f"the trainer is in state {self._state[:12]!r}, the call expects "
+                    f"{expect[:12]!r}: rebuild it from a checkpoint, or read the result it kept"
+                )
+            with self._tainting("train"):
+                if not agreed:
+                    raise TrainerError("trainer ranks were given different states or batches")
+                outcome = trainer.train(batch, seed, forced_skips, before_step)
+                digests = [step["weights_digest"] for step in outcome["steps"]]
+                if not trainer.agree("done", *digests):
+                    raise TrainerError("trainer ranks hold different weights after training")
+            result = {
+                "state": next_state,
+                "batch_digest": batch_digest,
+                "metrics": mean_metrics(outcome["steps"]),
+                **outcome,
+            }
+            with self._lock:
+                self._state = next_state
+                self._results[next_state] = result
+                for old in list(self._results)[:-_KEPT_RESULTS]:
+                    del self._results[old]
+            return result
+
+    def canary(self, tokens: Sequence[int]) -> list[float]:
+        """log p of tokens[1:] with the present weights, at temperature 1, float32."""
+        with self._exclusive("canary"):
+            return self._ready().canary(tokens)
+
+    def export_hf(self, directory: str, version: str) -> dict[str, Any]:
+        """Writes the weights as a Hugging Face folder, complete or not at all.
+
+        Returns:
+            {"digest", "bytes", "tensors"}.
+        """
+        with self._exclusive("export_hf"):
+            return self._ready().export_hf(directory, version)
+
+    def named_hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights under their Hugging Face names. The rank is busy until the iterator ends."""
+        with self._exclusive("named_hf_tensors"):
+            yield from self._ready().named_hf_tensors()
+
+    def save(self, directory: str) -> dict[str, Any]:
+        """Writes a checkpoint with this rank's state.
+
+        Returns:
+            directory_digest of it, with "seconds" for the whole call.
+        """
+        with self._exclusive("save"):
+            started = time.perf_counter()
+            found = self._ready().save(directory, {"state": self._state})
+            return found | {"seconds": time.perf_counter() - started}
+
+    def load(self, directory: str) -> dict[str, Any]:
+        """Restores a checkpoint that the caller has verified.
+
+        Returns:
+            {"state", "weights_digest"}.
+
+        Raises:
+            TrainerError: no checkpoint there, or it does not fit; the latter taints.
+        """
+        with self._exclusive("load", changes_weights=True):
+            trainer = self._ready()
+            extra = trainer.load(directory)
+            with self._lock:
+                self._state = extra["state"]
+                self._results.clear()
+            return {"state": extra["state"], "weights_digest": trainer.weights_digest()}
+
+    def close(self) -> None:
+        """Leaves the other ranks. The object is of no use afterwards."""
+        with self._exclusive("close"):
+            if self._trainer is not None:
+                self._trainer.close()
+                self._trainer = None
+
+    def _ready(self) -> PolicyTrainer:
+        if self._trainer is None:
+            raise TrainerError("the trainer is not set up; call setup first")
+        if self._taint is not None:
+            raise TrainerError(f"the trainer is tainted and must be replaced: {self._taint}")
+        return self._trainer
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise StaleOwnerError(
+                f"epoch {epoch} called the trainer, but epoch {self._epoch} owns the run: "
+                "this process must stop"
+            )
+
+    @contextmanager
+    def _exclusive(
+        self, call: str, changes_weights: bool = False, batch_digest: str | None = None
+    ) -> Iterator[None]:
+        if not self._running.acquire(blocking=False):
+            raise TrainerError(f"{call} was called while the trainer is busy with {self._call}")
+        try:
+            with self._lock:
+                self._call, self._batch_digest = call, batch_digest
+            if changes_weights:
+                with self._tainting(call):
+                    yield
+            else:
+                yield
+        finally:
+            with self._lock:
+                self._call = self._batch_digest = None
+            self._running.release()
+
+    @contextmanager
+    def _tainting(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._taint = f"{call} failed: {type(error).__name__}: {error}"
+            raise
+
+
+def mean_metrics(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Means of the steps' numbers over the steps that were taken; sums of counts; last lr."""
+    taken = [step for step in steps if not step["skipped"]]
+    found: dict[str, float] = {
+        name: sum(step[name] for step in taken) / len(taken)
+        for name, value in (taken[0] if taken else {}).items()
+        if isinstance(value, float) and not name.endswith("_max")
+    }
+    for name in ("tokens", "micro_batches"):
+        found[name] = sum(step[name] for step in steps)
+    for name in {name for step in taken for name in step if name.endswith("_max")}:
+        found[name] = max(step[name] for step in taken)
+    if steps:
+        found["lr"] = steps[-1]["lr"]
+    found["skipped_steps"] = len(steps) - len(taken)
+    return found

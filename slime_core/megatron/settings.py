@@ -1,0 +1,152 @@
+"""What a trainer rank is told at its start. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slime_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Settings of one trainer rank; the same on all ranks except rank and local_rank.
+
+    Fields with Megatron's names may also stand in `megatron`, which then wins; fields that have a
+    place of their own in the configuration (lr, clip_grad, seed, batch sizes) may not.
+
+    Attributes:
+        hf_checkpoint: folder with config.json, safetensors and tokenizer.
+        device: "cpu" (gloo) or "cuda" (NCCL).
+        dtype: of weights and activations. Optimizer state and gradients are float32.
+        rank, world_size, local_rank: place among the trainer ranks.
+        master_addr, master_port: where rank 0 listens. Unused with one rank.
+        seed: of Megatron's random state.
+        threads: compute threads of this process.
+        collective_timeout_s: deadline of any collective between ranks.
+        train_iters: optimizer steps of the whole run; the learning rate's decay refers to it.
+        lr, min_lr, lr_warmup_iters, lr_warmup_init, lr_decay_style, lr_decay_iters,
+        lr_wsd_decay_style, lr_wsd_decay_iters: the schedule, in optimizer steps (Megatron's
+            meaning). lr_decay_iters defaults to train_iters.
+        clip_grad: bound of the global gradient norm; 0 does not clip.
+        weight_decay, adam_beta1, adam_beta2, adam_eps: AdamW.
+        advantage_estimator: name in the algorithms' registry.
+        eps_clip, eps_clip_high, eps_clip_c: PPO clip range; eps_clip_high None means eps_clip,
+            eps_clip_c None means no dual clip.
+        entropy_coef: weight of the entropy bonus.
+        calculate_per_token_loss: mean over all trained tokens of a step; otherwise the mean over
+            rollouts of each rollout's token mean.
+        rollout_temperature: logits are divided by it before log-probs and entropy.
+        old_log_probs: "auto" runs the separate forward pass only where an iteration has several
+            optimizer steps; "recompute" always runs it.
+        use_dynamic_batch_size, max_tokens_per_gpu, micro_batch_size: micro-batches of training.
+        log_probs_max_tokens_per_gpu: cap of the separate forward pass; default
+            max_tokens_per_gpu.
+        logits_chunk_tokens: positions whose logits are in memory at once; None keeps them all.
+        make_vocab_size_divisible_by: vocabulary rows are padded to a multiple of it.
+        megatron: further Megatron options by name, see arguments.py.
+    """
+
+    hf_checkpoint: str
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    seed: int = 1234
+    threads: int = 1
+    collective_timeout_s: float = 600.0
+
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    context_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    sequence_parallel: bool = False
+
+    train_iters: int = 1
+    lr: float = 1e-6
+    min_lr: float = 0.0
+    lr_warmup_iters: int = 0
+    lr_warmup_init: float = 0.0
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = (
+        "constant"
+    )
+    lr_decay_iters: int | None = None
+    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = "exponential"
+    lr_wsd_decay_iters: int | None = None
+    clip_grad: float = 1.0
+    weight_decay: float = 0.01
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+
+    advantage_estimator: str = "grpo"
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    eps_clip_c: float | None = None
+    entropy_coef: float = 0.0
+    calculate_per_token_loss: bool = False
+    rollout_temperature: float = 1.0
+    old_log_probs: Literal["auto", "recompute"] = "auto"
+
+    use_dynamic_batch_size: bool = False
+    max_tokens_per_gpu: int | None = None
+    micro_batch_size: int = 1
+    log_probs_max_tokens_per_gpu: int | None = None
+    logits_chunk_tokens: int | None = 4096
+    make_vocab_size_divisible_by: int = 128
+
+    megatron: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return (
+            self.tensor_model_parallel_size
+            * self.pipeline_model_parallel_size
+            * self.context_parallel_size
+        )
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.world_size // self.model_parallel_size
+
+    def check(self) -> None:
+        """Refuses what cannot work.
+
+        Raises:
+            ConfigError: names the settings and the fix.
+        """
+        for name in ("context_parallel_size", "expert_model_parallel_size"):
+            if getattr(self, name) != 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not supported yet; use 1")
+        if self.world_size % self.model_parallel_size:
+            raise ConfigError(
+                f"{self.world_size} trainer ranks are not a multiple of "
+                f"tensor_model_parallel_size {self.tensor_model_parallel_size} x "
+                f"pipeline_model_parallel_size {self.pipeline_model_parallel_size}"
+            )
+        if self.sequence_parallel and self.tensor_model_parallel_size == 1:
+            raise ConfigError("sequence_parallel needs tensor_model_parallel_size above 1")
+        if self.world_size > 1 and not self.master_port:
+            raise ConfigError("more than one trainer rank needs master_port")
+        if self.use_dynamic_batch_size and not self.max_tokens_per_gpu:
+            raise ConfigError("use_dynamic_batch_size needs max_tokens_per_gpu")
+        if self.rollout_temperature <= 0:
+            raise ConfigError(
+                f"rollout_temperature {self.rollout_temperature}: log-probs of greedy decoding "
+                "are undefined; use a value above 0"
+            )
+        decay_iters = self.lr_decay_iters or self.train_iters
+        if self.lr_warmup_iters and self.lr_warmup_iters >= decay_iters:
+            raise ConfigError(
+                f"lr_warmup_iters {self.lr_warmup_iters} must be below lr_decay_iters "
+                f"(or train_iters) {decay_iters}"
+            )
+        if self.min_lr > self.lr:
+            raise ConfigError(f"min_lr {self.min_lr} is above lr {self.lr}")
+        if self.lr_decay_style == "WSD" and self.lr_wsd_decay_iters is None:
+            raise ConfigError("lr_decay_style WSD needs lr_wsd_decay_iters")

@@ -1,0 +1,138 @@
+"""The trainer proper: model, optimizer and what can be done with them.
+
+Imports megatron, so the device layer must be installed first (rank.py does).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+
+from slime_core.batching.types import TrainBatch
+from slime_core.errors import ConfigError
+from slime_core.megatron import parallel
+from slime_core.megatron.arguments import resolve
+from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint
+from slime_core.megatron.digest import directory_digest, weights_digest
+from slime_core.megatron.export import export_hf, named_hf_tensors
+from slime_core.megatron.losses import loss_setup
+from slime_core.megatron.model import build_model
+from slime_core.megatron.optimizer import build_train_state
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.megatron.step import StepRunner
+from slime_core.weights.tables import bind, read_shape
+
+_SEED_BITS = 31  # Megatron adds small offsets and numpy takes 32 bits
+
+
+class PolicyTrainer:
+    """One rank's model in training. All methods are collectives; call them on every rank alike."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        """Joins the other ranks and loads the model.
+
+        Raises:
+            ConfigError: settings, options and model do not fit together.
+            TrainerError: the other ranks did not come.
+        """
+        torch.set_num_threads(settings.threads)
+        shape = read_shape(settings.hf_checkpoint)
+        options = resolve(settings, shape)
+        self.settings = options.settings
+        self.settings.check()
+        loss = loss_setup(self.settings)
+        parallel.start(self.settings)
+        model, self.shape = build_model(self.settings, shape, options)
+        self.state = build_train_state(model, self.settings, options)
+        self.steps = StepRunner(self.settings, self.shape, self.state, loss)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, as a Hugging Face checkpoint counts them."""
+        total = 0
+        for entry in bind(self.shape):
+            for size in entry.hf_shapes:
+                total += int(torch.Size(size).numel())
+        return total
+
+    def weights_digest(self) -> str:
+        """See digest.weights_digest."""
+        return weights_digest(self.state.model, self.shape)
+
+    def agree(self, *parts: str) -> bool:
+        """True if all ranks were given the same strings."""
+        body = hashlib.sha256("\x1f".join(parts).encode()).digest()
+        number = int.from_bytes(body[:8], "big") >> 1
+        return parallel.everyone_agrees(number, self.steps.device)
+
+    def train(
+        self,
+        batch: TrainBatch,
+        seed: int,
+        forced_skips: Sequence[bool] | None = None,
+        before_step: Callable[[int], None] | None = None,
+    ) -> dict[str, Any]:
+        """All optimizer steps of one iteration.
+
+        Args:
+            batch: what to train; `batch.steps` says in which steps.
+            seed: of torch's and Megatron's random state.
+            forced_skips: in a replay, which steps were skipped then; they are skipped again.
+            before_step: called with the step's number when its gradients are ready and the
+                weights have not changed yet.
+
+        Returns:
+            {"steps": [one dict a step], "seconds": {"log_probs": s, "steps": s}}.
+        """
+        if forced_skips is not None and len(forced_skips) != len(batch.steps):
+            raise ConfigError(
+                f"{len(forced_skips)} recorded skips for a batch of {len(batch.steps)} steps"
+            )
+        torch.manual_seed(seed)
+        tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
+        started = time.perf_counter()
+        old = None
+        if self.settings.old_log_probs == "recompute" or len(batch.steps) > 1:
+            rows = [row for step in batch.steps for row in step]
+            old = self.steps.log_probs(batch, rows)
+        read = time.perf_counter()
+        results = []
+        for number, rows in enumerate(batch.steps):
+            allowed = not (forced_skips and forced_skips[number])
+            hook = None if before_step is None else partial(before_step, number)
+            result = self.steps.train_step(batch, rows, old, allowed, hook)
+            results.append(result | {"weights_digest": self.weights_digest()})
+        seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
+        return {"steps": results, "seconds": seconds}
+
+    def canary(self, tokens: Sequence[int]) -> list[float]:
+        """log p of tokens[1:] at temperature 1."""
+        return self.steps.sequence_log_probs(tokens)
+
+    def export_hf(self, directory: str, version: str) -> dict[str, Any]:
+        """See export.export_hf."""
+        return export_hf(self.state.model, self.shape, self.settings, directory, version)
+
+    def named_hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See export.named_hf_tensors."""
+        return named_hf_tensors(self.state.model, self.shape)
+
+    def save(self, directory: str, extra: dict[str, Any]) -> dict[str, Any]:
+        """Writes a checkpoint and describes its files (rank 0 reads them back)."""
+        save_checkpoint(self.state, directory, extra)
+        own = directory_digest(directory) if self.settings.rank == 0 else None
+        return parallel.from_first_rank(own)
+
+    def load(self, directory: str) -> dict[str, Any]:
+        """Restores a checkpoint; returns the extra values saved with it."""
+        return load_checkpoint(self.state, directory)
+
+    def close(self) -> None:
+        """Leaves the process groups."""
+        parallel.stop()
