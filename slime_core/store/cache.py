@@ -43,10 +43,12 @@ class NodeCache:
         if self.directory is not None and self.backend.local_path(key) is None:
             self._keep(self.directory / key, memoryview(data))
 
-    def forget(self, key: str) -> None:
-        """Drops this node's copy (the stored object stays)."""
-        if self.directory is not None:
-            (self.directory / key).unlink(missing_ok=True)
+    def forget(self, key: str) -> bool:
+        """Drops this node's copy (the stored object stays). True if there was one."""
+        if self.directory is None or not (self.directory / key).exists():
+            return False
+        (self.directory / key).unlink(missing_ok=True)
+        return True
 
     def _keep(self, path: Path, data: Data) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -113,7 +113,7 @@ def write_part(
         DataError: a group that contradicts itself or cannot be kept.
         StoreError: the store refused it.
     """
-    batches = [_with_rows(group, segment) for group in groups]
+    batches = _encode_groups(groups, segment)
     entries = tuple(
         _entry(group, rows, i) for i, (group, rows) in enumerate(zip(groups, batches, strict=True))
     )
@@ -179,7 +179,12 @@ def open_part(cache: NodeCache, key: str) -> PartFile:
     name = layout.parse_part(key)
     if name is None:
         raise DataError(f"{key} is no part")
-    return PartFile(name, cache.read(key))
+    try:
+        return PartFile(name, cache.read(key))
+    except DigestError:
+        if not cache.forget(key):
+            raise
+        return PartFile(name, cache.read(key))  # only this node's copy was damaged
 
 
 @dataclass(frozen=True)
@@ -239,8 +244,33 @@ def read_about(schema: pa.Schema) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _with_rows(group: GroupRows, segment: int) -> pa.RecordBatch:
-    """The rows of one group with the columns that all of them share."""
+def _encode_groups(groups: Sequence[GroupRows], segment: int) -> list[pa.RecordBatch]:
+    """One record batch a group. All are encoded at once, which costs little more than one."""
+    for group in groups:
+        _check_group(group)
+    counts = [len(group.samples) for group in groups]
+    arrays = encode_samples([sample for group in groups for sample in group.samples])
+    shared = {
+        "group_index": [group.group_id for group in groups],
+        "attempt": [group.attempt for group in groups],
+        "segment": [segment] * len(groups),
+        "data_epoch": [group.data_epoch for group in groups],
+        "position": [group.position for group in groups],
+        "verdict": [group.verdict for group in groups],
+        "verdict_reason": [group.reason for group in groups],
+        "grader_digest": [group.grader_digest for group in groups],
+    }
+    for name, values in shared.items():
+        column = [value for value, n in zip(values, counts, strict=True) for _ in range(n)]
+        arrays[name] = pa.array(column, PART_SCHEMA.field(name).type)
+    positions = [place for group in groups for place in rollout_positions(group.samples)]
+    arrays["sample_position"] = pa.array(positions, pa.int64())
+    rows = pa.RecordBatch.from_arrays([arrays[n] for n in PART_SCHEMA.names], schema=PART_SCHEMA)
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    return [rows.slice(start, n) for start, n in zip(starts, counts, strict=True)]
+
+
+def _check_group(group: GroupRows) -> None:
     if group.verdict not in VERDICTS:
         raise DataError(f"group {group.group_id} has verdict {group.verdict!r}, not {VERDICTS}")
     if not group.samples:
@@ -249,22 +279,6 @@ def _with_rows(group: GroupRows, segment: int) -> pa.RecordBatch:
         sample.check_lengths()
         if sample.group_index not in (None, group.group_id):
             raise DataError(f"{sample.describe()} is stored as part of group {group.group_id}")
-    count = len(group.samples)
-    constant = {
-        "group_index": group.group_id,
-        "attempt": group.attempt,
-        "segment": segment,
-        "data_epoch": group.data_epoch,
-        "position": group.position,
-        "verdict": group.verdict,
-        "verdict_reason": group.reason,
-        "grader_digest": group.grader_digest,
-    }
-    arrays = encode_samples(group.samples)
-    for name, value in constant.items():
-        arrays[name] = pa.array([value] * count, PART_SCHEMA.field(name).type)
-    arrays["sample_position"] = pa.array(rollout_positions(group.samples), pa.int64())
-    return pa.RecordBatch.from_arrays([arrays[n] for n in PART_SCHEMA.names], schema=PART_SCHEMA)
 
 
 def rollout_positions(samples: Sequence[Sample]) -> list[int]:

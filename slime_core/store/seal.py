@@ -1,0 +1,246 @@
+"""Segments: what is adopted after a crash, and the seal that closes one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.errors import DigestError, MissingError, StoreError
+from slime_core.refs import Ref
+from slime_core.store import layout
+from slime_core.store.backend import Backend
+from slime_core.store.cache import NodeCache
+from slime_core.store.documents import Document, Owner, put_document, read_document
+from slime_core.store.parts import (
+    KEPT,
+    GroupEntry,
+    Part,
+    PartFile,
+    Quarantined,
+    list_parts,
+    open_part,
+)
+from slime_core.store.schema import SCHEMA_VERSION
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where the rows of a group lie: part, record batch, and its bytes in the part."""
+
+    key: str
+    batch: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """One attempt at a group and where it lies."""
+
+    entry: GroupEntry
+    at: Location
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What the store holds of a segment.
+
+    Attributes:
+        segment: its number.
+        groups: every attempt once, by (group id, attempt).
+        parts: the good parts, by (epoch, seq).
+        quarantined: what was moved away because it is damaged.
+        doubles: finished groups that were stored again and do not count.
+    """
+
+    segment: int
+    groups: tuple[StoredGroup, ...]
+    parts: tuple[Part, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    doubles: int = 0
+
+    @property
+    def finished(self) -> dict[int, StoredGroup]:
+        """By group id: the first complete attempt (kept or dropped)."""
+        found: dict[int, StoredGroup] = {}
+        for group in self.groups:
+            if group.entry.complete:
+                found.setdefault(group.entry.group_id, group)
+        return found
+
+    @property
+    def kept(self) -> list[StoredGroup]:
+        return [group for group in self.finished.values() if group.entry.verdict == KEPT]
+
+    @property
+    def next_attempts(self) -> dict[int, int]:
+        """By group id with partial rows and no complete ones: the attempt to begin next."""
+        done = self.finished
+        return {
+            group.entry.group_id: group.entry.attempt + 1
+            for group in self.groups
+            if group.entry.group_id not in done
+        }
+
+
+@dataclass(frozen=True)
+class Seal:
+    """A closed segment. `digest` covers what was sealed, not where it lies."""
+
+    segment: int
+    digest: str
+    parent: str
+    draws: tuple[int, int]
+    groups: tuple[StoredGroup, ...]
+    rows: int
+    rollouts: int
+    tokens: int
+    counts: dict[str, int]
+    found: bool = False
+
+    def as_segment(self) -> Segment:
+        return Segment(self.segment, self.groups)
+
+    def ref(self) -> Ref:
+        return Ref(
+            layout.seal(self.segment), "seal", self.segment, self.rows, self.tokens, self.digest,
+            self.found,
+        )  # fmt: skip
+
+
+def adopt(cache: NodeCache, segment: int) -> Segment:
+    """Finds the finished groups of a segment that is not sealed.
+
+    Damaged parts go to quarantine: their groups count as not generated. Of a group that was stored
+    more than once the lowest (epoch, seq) counts, complete rows before partial ones.
+    """
+    files, quarantined = list_parts(cache, segment)
+    best: dict[tuple[int, int], StoredGroup] = {}
+    doubles = 0
+    for file in files:
+        ranges = file.byte_ranges()
+        for entry in file.part.groups:
+            group = StoredGroup(entry, Location(file.part.key, entry.batch, *ranges[entry.batch]))
+            known = best.setdefault((entry.group_id, entry.attempt), group)
+            if known is group:
+                continue
+            doubles += 1
+            if entry.complete and not known.entry.complete:
+                best[entry.group_id, entry.attempt] = group
+    groups = tuple(best[key] for key in sorted(best))
+    parts = tuple(file.part for file in files)
+    return Segment(segment, groups, parts, tuple(quarantined), doubles)
+
+
+def put_seal(
+    backend: Backend,
+    owner: Owner,
+    segment: Segment,
+    *,
+    parent: str,
+    draws: tuple[int, int],
+    tokenizer_digest: str,
+    by: dict[str, Any] | None = None,
+) -> Seal:
+    """Closes a segment.
+
+    Args:
+        segment: what `adopt` found.
+        parent: digest of the seal before, "" for the first.
+        draws: first group id drawn for this segment, and the one after the last.
+        tokenizer_digest: what the token ids mean.
+
+    Raises:
+        StaleOwnerError: another owner sealed something else, or owns the run.
+    """
+    entries = [group.entry for group in segment.groups]
+    counts = Counter(e.verdict if e.reason is None else f"{e.verdict}:{e.reason}" for e in entries)
+    body = {
+        "segment": segment.segment,
+        "schema": SCHEMA_VERSION,
+        "parent": parent,
+        "tokenizer": tokenizer_digest,
+        "draws": list(draws),
+        "groups": [
+            [e.group_id, e.attempt, e.verdict, e.reason, e.rows, e.rollouts, e.tokens, e.digest]
+            for e in entries
+        ],
+        "rows": sum(e.rows for e in entries),
+        "rollouts": sum(e.rollouts for e in entries),
+        "tokens": sum(e.tokens for e in entries),
+        "counts": dict(counts),
+    }
+    used = [part for part in segment.parts if part.key in {g.at.key for g in segment.groups}]
+    number = {part.key: i for i, part in enumerate(used)}
+    about = {
+        **(by or {}),
+        "parts": [[p.key, p.rows, p.tokens, p.size_bytes, p.name.checksum] for p in used],
+        "index": [[number[g.at.key], g.at.batch, g.at.start, g.at.length] for g in segment.groups],
+        "quarantined": [bad.key for bad in segment.quarantined],
+        "doubles": segment.doubles,
+    }
+    key = layout.seal(segment.segment)
+    return _seal(put_document(backend, key, body, about, owner=owner))
+
+
+def read_seal(backend: Backend, segment: int) -> Seal | None:
+    """The seal of a segment, None while it is open. Raises DigestError if it is damaged."""
+    try:
+        return _seal(read_document(backend, layout.seal(segment)))
+    except MissingError:
+        return None
+
+
+def list_seals(backend: Backend) -> list[int]:
+    """Sealed segments, ascending."""
+    found = [layout.parse_seal(entry.key) for entry in backend.list(layout.GROUPS)]
+    return sorted(segment for segment in found if segment is not None)
+
+
+def open_groups(
+    cache: NodeCache, groups: Sequence[StoredGroup]
+) -> dict[tuple[int, int], tuple[PartFile, int]]:
+    """Opens the parts that hold these groups.
+
+    Returns:
+        (group id, attempt) -> (open part, record batch).
+
+    Raises:
+        DigestError: a part is damaged or gone, or holds something else than was sealed.
+    """
+    files: dict[str, PartFile] = {}
+    found = {}
+    for group in groups:
+        key = group.at.key
+        if key not in files:
+            try:
+                files[key] = open_part(cache, key)
+            except MissingError as error:
+                raise DigestError(f"{key} is gone, but a seal needs it") from error
+        held = files[key].part.groups[group.at.batch]
+        if held.digest != group.entry.digest:
+            raise StoreError(f"{key} holds other rows for group {group.entry.group_id}")
+        found[group.entry.group_id, group.entry.attempt] = (files[key], group.at.batch)
+    return found
+
+
+def _seal(document: Document) -> Seal:
+    body, by = document.body, document.by
+    groups = []
+    for fields, (part, batch, start, length) in zip(body["groups"], by["index"], strict=True):
+        entry = GroupEntry(*fields, batch=batch)
+        groups.append(StoredGroup(entry, Location(by["parts"][part][0], batch, start, length)))
+    return Seal(
+        segment=body["segment"],
+        digest=document.digest,
+        parent=body["parent"],
+        draws=(body["draws"][0], body["draws"][1]),
+        groups=tuple(groups),
+        rows=body["rows"],
+        rollouts=body["rollouts"],
+        tokens=body["tokens"],
+        counts=body["counts"],
+        found=document.found,
+    )
