@@ -152,11 +152,13 @@ class StepTotals:
         rollouts: number of rollouts; also fully masked ones count.
         tokens: number of trained tokens.
         rows: number of samples.
+        trained_rollouts: rollouts with a trained token; means of metrics are over these.
     """
 
     rollouts: int
     tokens: int
     rows: int
+    trained_rollouts: int
 
 
 def step_totals(
@@ -172,8 +174,10 @@ def step_totals(
         mask_sums: [n] trained tokens of each row of the whole batch.
     """
     index = np.asarray(rows, dtype=np.int64)
+    rollouts, trained = np.asarray(rollout_ids)[index], np.asarray(mask_sums)[index]
     return StepTotals(
-        rollouts=len(np.unique(np.asarray(rollout_ids)[index])),
-        tokens=int(np.asarray(mask_sums)[index].sum()),
+        rollouts=len(np.unique(rollouts)),
+        tokens=int(trained.sum()),
         rows=len(index),
+        trained_rollouts=len(np.unique(rollouts[trained > 0])),
     )

@@ -52,3 +52,4 @@ def test_fanned_out_rows_share_one_denominator_and_count_once():
     assert rollout_denominators(sums, rollouts).tolist() == [6.0, 5.0, 6.0, 0.0]
     totals = step_totals([0, 2, 3], rollouts, sums)
     assert (totals.rollouts, totals.tokens, totals.rows) == (2, 6, 3)
+    assert totals.trained_rollouts == 1
