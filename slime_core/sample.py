@@ -218,11 +218,11 @@ class Sample:
             if meta_info.get("routed_experts") is not None:
                 self._set_routed_experts(args, meta_info)
             self.check_lengths()
+            if update_terminal_info and meta_info.get("finish_reason"):
+                self._finish(meta_info)
         except DataError:
             self.__dict__ = before
             raise
-        if update_terminal_info and meta_info.get("finish_reason"):
-            self._finish(meta_info)
 
     def check_lengths(self) -> None:
         """Raises DataError where a per-token field does not have one entry a response token."""
