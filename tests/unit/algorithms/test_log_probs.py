@@ -1,6 +1,9 @@
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_core.algorithms.log_probs import chunked_log_probs, log_probs_and_entropy
 from slime_core.errors import ConfigError
@@ -109,6 +112,53 @@ def test_chunks_change_neither_values_nor_gradients(chunk_tokens):
         results.append((*out, h.grad, w.grad))
     for ours, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+
+
+class PeakBytes(TorchDispatchMode):
+    """Adds up the storages that are alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.now, self.peak = set(), 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.watch(tensor.untyped_storage())
+        return out
+
+    def watch(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.alive:
+            self.alive.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key, size):
+        self.alive.discard(key)
+        self.now -= size
+
+
+def test_memory_is_that_of_one_chunk_of_logits_whatever_the_number_of_tokens():
+    vocab, chunk = 4096, 16
+    weight = torch.randn(vocab, HIDDEN, requires_grad=True)
+    peaks = {}
+    for tokens in (64, 256):
+        hidden = torch.randn(tokens, HIDDEN, requires_grad=True)
+        targets = torch.randint(0, vocab, (tokens,))
+        weight.grad = None
+        with PeakBytes() as meter:
+            log_probs, entropy = chunked_log_probs(
+                lambda h: h @ weight.T, hidden, targets, chunk_tokens=chunk
+            )
+            (log_probs.sum() + entropy.sum()).backward()
+        peaks[tokens] = meter.peak
+    one_chunk = chunk * vocab * 4
+    small = 3 * vocab * HIDDEN * 4 + 256 * (HIDDEN + 8) * 4 * 4
+    assert max(peaks.values()) < 5 * one_chunk + small
+    assert peaks[256] - peaks[64] < one_chunk / 2
 
 
 def test_no_tokens_is_an_empty_result_with_a_gradient_path():

@@ -224,6 +224,22 @@ def test_the_step_equals_a_plain_statement_on_separate_padded_rows():
     torch.testing.assert_close(ours[1], table.grad, rtol=1e-10, atol=1e-13)
 
 
+def test_rejected_sequences_leave_the_loss_but_not_the_denominator():
+    plain = OBJECTIVES["ppo"]
+    opsm = Objective(plain.policy_loss, plain.options, opsm_delta=-10.0)
+    case = Case()
+    trained = case.batch.loss_mask == 1
+    good = case.columns["advantages"].numpy() >= 0
+    assert (trained & good).any() and (trained & ~good).any()
+    loss, grad, metrics = run(case, opsm, POLICIES["static"])
+    silenced = Case()
+    silenced.columns["advantages"] = silenced.columns["advantages"].clamp(min=0)
+    expected = run(silenced, plain, POLICIES["static"])
+    assert loss == pytest.approx(expected[0], rel=1e-11)
+    torch.testing.assert_close(grad, expected[1])
+    assert 0 < metrics["opsm_clipfrac"] < 1
+
+
 def test_metrics_are_means_over_what_is_trained():
     for name in ("ppo", "per-token", "dr_grpo"):
         _, _, metrics = run(Case(), OBJECTIVES[name], POLICIES["static"])
