@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_core.algorithms.advantages.tokens import AllReduceSum, alone
-from slime_core.algorithms.masking import bounded_exp, masked, row_means, row_sums
+from slime_core.algorithms.masking import bounded_exp, k3_divergence, masked, row_means, row_sums
 from slime_core.errors import ConfigError, DataError
 
 Level = Literal["token", "sequence", "geometric"]
@@ -163,7 +163,7 @@ def rejection_mask(tokens: Tokens, rejection: Rejection) -> Tensor:
     elif rejection.estimator == "k2":
         divergence = lr**2 / 2
     else:
-        divergence = bounded_exp(lr) - 1 - lr
+        divergence = k3_divergence(lr)
     rows, n = tokens.rows, tokens.num_rows
     if rejection.scope == "seq_sum":
         divergence = row_sums(divergence, rows, n)[rows]

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from slime_core.algorithms.advantages.registry import unknown_name
-from slime_core.algorithms.masking import bounded_exp, masked
+from slime_core.algorithms.masking import bounded_exp, k3_divergence, masked
 from slime_core.errors import ConfigError
 
 KLType = Literal["k1", "k2", "k3", "low_var_kl", "abs"]
@@ -47,7 +47,7 @@ def kl_estimate(
     elif kind == "k2":
         kl = d**2 / 2
     elif kind in ("k3", "low_var_kl"):
-        kl = bounded_exp(-d) - 1 + d
+        kl = k3_divergence(-d)
     elif kind == "abs":
         kl = d.abs()
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slime_core.algorithms.corrections import Tokens
-from slime_core.algorithms.masking import bounded_exp, masked, row_means
+from slime_core.algorithms.masking import bounded_exp, k3_divergence, masked, row_means
 
 
 def mismatch_metrics(
@@ -38,7 +38,7 @@ def mismatch_metrics(
     return {
         "train_rollout_logprob_abs_diff": d.abs(),
         "mis_kl": -d,
-        "mis_k3_kl": bounded_exp(d) - 1 - d,
+        "mis_k3_kl": k3_divergence(d),
         "mis_chi2_token": bounded_exp(2 * d) - 1,
         "mis_chi2_seq": bounded_exp(2 * tokens.at("sequence")) - 1,
         "mis_train_ppl": perplexity(train),

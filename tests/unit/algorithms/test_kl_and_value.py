@@ -81,6 +81,13 @@ def test_equal_policies_have_no_kl_and_an_unknown_kind_is_named():
         kl_estimate(lp, lp, mask, "k33")
 
 
+def test_k3_keeps_its_digits_in_float32_where_policies_are_close():
+    d = torch.tensor([1e-3, -1e-3, 1e-4, -1e-4, 1e-5])
+    kl = kl_estimate(d, torch.zeros(5), torch.ones(5, dtype=torch.bool), "k3")
+    expected = [math.expm1(-x) + x for x in d.double().tolist()]
+    assert kl.tolist() == pytest.approx(expected, rel=1e-2)
+
+
 def test_only_low_var_kl_is_clamped():
     lp, ref, mask = torch.tensor([-9.0]), torch.tensor([-1.0]), torch.tensor([True])
     assert kl_estimate(lp, ref, mask, "low_var_kl").item() == 10.0
