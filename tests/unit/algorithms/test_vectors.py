@@ -15,12 +15,7 @@ import torch
 from slime_core.algorithms import corrections as corr
 from slime_core.algorithms.advantages.groups import Groups
 from slime_core.algorithms.advantages.registry import group_rewards
-from slime_core.algorithms.advantages.tokens import (
-    distill,
-    gae,
-    reinforce_plus_plus,
-    whiten,
-)
+from slime_core.algorithms.advantages.tokens import distill, gae, reinforce_plus_plus, whiten
 from slime_core.algorithms.kl import kl_estimate
 from slime_core.algorithms.log_probs import log_probs_and_entropy
 from slime_core.algorithms.losses.reductions import token_weights, weighted_sum
