@@ -1,0 +1,37 @@
+"""Waiting for Ray actors with a deadline, and errors that say what happened there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from slime_core.errors import SlimeError
+from slime_core.waits import within
+
+
+async def answer(
+    name: str, seconds: float, pending: Sequence[Any], lost: type[SlimeError]
+) -> list[Any]:
+    """Awaits actor calls together.
+
+    Args:
+        name: what is waited for; stands in every error.
+        pending: object refs.
+        lost: the error to raise if an actor died.
+
+    Raises:
+        SlimeError: the error that was raised inside an actor, as its own type.
+        DeadlineError: not all answered in time.
+    """
+    try:
+        return list(await within(name, seconds, asyncio.gather(*pending)))
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, SlimeError):
+            raise type(cause)(f"{cause}") from error
+        raise lost(f"{name} failed: {cause!r}\n{error}") from error
+    except RayActorError as error:
+        raise lost(f"{name} failed: its process ended: {error}") from error

@@ -1,0 +1,129 @@
+"""The generation engines of a run: started, watched, quarantined and restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slime_core.engines.client import EngineClient
+from slime_core.engines.launcher import EngineProcess
+from slime_core.errors import EngineError
+from slime_core.waits import Deadline
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Engine:
+    """One engine and what happened to it.
+
+    Attributes:
+        name: engine-0, engine-1, ...
+        process: its server.
+        client: talks to the server.
+        quarantined: why it may not be used; None while it may.
+        restarts: how often it was started anew.
+    """
+
+    name: str
+    process: EngineProcess
+    client: EngineClient
+    quarantined: str | None = None
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """Budgets of a pool."""
+
+    start_timeout_s: float
+    restarts: int
+
+
+@dataclass
+class EnginePool:
+    """All engines of a run.
+
+    Args:
+        spawn: index -> (process, client), not started yet. Called again for each restart.
+        size: engines.
+    """
+
+    spawn: Callable[[int], tuple[EngineProcess, EngineClient]]
+    size: int
+    limits: PoolLimits
+    engines: list[Engine] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Starts all servers, without waiting. Call it in the main thread: servers die with
+        the thread that started them."""
+        for index in range(self.size):
+            process, client = self.spawn(index)
+            process.start()
+            self.engines.append(Engine(f"engine-{index}", process, client))
+
+    async def ready(self) -> None:
+        """Waits until every engine answers; an engine that died is named with its log's end."""
+        deadline = Deadline("engines to come up", self.limits.start_timeout_s)
+        await asyncio.gather(
+            *(asyncio.to_thread(e.process.wait_healthy, deadline.remaining_s) for e in self.engines)
+        )
+
+    @property
+    def usable(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.quarantined is None]
+
+    @property
+    def urls(self) -> list[str]:
+        """Addresses that rollout workers may send requests to."""
+        return [engine.client.url for engine in self.usable]
+
+    def clients(self) -> dict[str, EngineClient]:
+        """Engine name -> client of every engine whose process lives, quarantined or not: a sync
+        brings all of them to one version."""
+        return {engine.name: engine.client for engine in self.engines if engine.process.alive}
+
+    def quarantine(self, name: str, why: str) -> None:
+        """Takes an engine out of use until a sync has verified it."""
+        log.warning("%s is quarantined: %s", name, why)
+        self._named(name).quarantined = why
+
+    def admit(self, name: str) -> None:
+        """Puts a verified engine into use."""
+        self._named(name).quarantined = None
+
+    def dead(self) -> list[Engine]:
+        """Engines whose process has ended."""
+        return [engine for engine in self.engines if not engine.process.alive]
+
+    async def restart(self, engine: Engine) -> None:
+        """Starts a dead or quarantined engine anew; it stays quarantined until verified.
+
+        Raises:
+            EngineError: its restart budget is spent.
+        """
+        if engine.restarts >= self.limits.restarts:
+            raise EngineError(
+                f"{engine.name} ended {engine.restarts + 1} times, its budget of "
+                f"{self.limits.restarts} restarts (engine_restarts) is spent; its log: "
+                f"{engine.process.log_path}"
+            )
+        engine.quarantined = "restarting"
+        engine.restarts += 1
+        await engine.client.close()
+        await asyncio.to_thread(engine.process.terminate)
+        engine.process, engine.client = self.spawn(self.engines.index(engine))
+        engine.process.start()
+        await asyncio.to_thread(engine.process.wait_healthy, self.limits.start_timeout_s)
+
+    async def close(self) -> None:
+        """Ends all servers."""
+        for engine in self.engines:
+            await engine.client.close()
+        await asyncio.gather(*(asyncio.to_thread(e.process.terminate) for e in self.engines))
+        self.engines.clear()
+
+    def _named(self, name: str) -> Engine:
+        return next(engine for engine in self.engines if engine.name == name)

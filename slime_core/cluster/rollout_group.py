@@ -1,0 +1,104 @@
+"""Rollout workers as Ray actors, addressed as one; also the gate of the weight sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from slime_core.cluster.calls import answer
+from slime_core.errors import EngineError
+from slime_core.refs import Ref
+from slime_core.rollout.settings import EvalJob, RolloutSettings
+
+CONTROL_TIMEOUT_S = 30.0
+_REMOTE: Any = ray.remote(  # pyright: ignore[reportCallIssue]
+    num_cpus=0.0, max_restarts=0, max_concurrency=64
+)
+
+
+class RolloutActor:
+    """One rollout worker in a process of its own."""
+
+    def __init__(self, settings: RolloutSettings) -> None:
+        self._settings = settings
+        self._worker: Any = None
+
+    async def setup(self) -> dict[str, Any]:
+        """Loads tokenizer, data and graders; returns their digests."""
+        from slime_core.rollout.worker import RolloutWorker  # imports transformers
+
+        self._worker = RolloutWorker(self._settings)
+        return await self._worker.setup()
+
+    async def invoke(self, method: str, *args: Any) -> Any:
+        return await getattr(self._worker, method)(*args)
+
+
+class RolloutGroup:
+    """All rollout workers. One worker so far.
+
+    Args:
+        settings: what a worker needs.
+        start_timeout_s: deadline of its set-up.
+        stage_timeout_s: deadline of a generation or an evaluation.
+    """
+
+    def __init__(
+        self, settings: RolloutSettings, start_timeout_s: float, stage_timeout_s: float
+    ) -> None:
+        self._settings = settings
+        self._start_timeout_s = start_timeout_s
+        self._stage_timeout_s = stage_timeout_s
+        self._actor: Any = None
+        self._setup: Any = None
+
+    def start(self) -> None:
+        """Creates the worker and lets it set up, without waiting."""
+        self._actor = _REMOTE(RolloutActor).remote(self._settings)
+        self._setup = self._actor.setup.remote()
+
+    async def ready(self) -> dict[str, Any]:
+        """Waits for the set-up; returns the digests of tokenizer and data."""
+        name = "the rollout worker to load tokenizer and data"
+        return (await answer(name, self._start_timeout_s, [self._setup], EngineError))[0]
+
+    async def fence(self, epoch: int) -> None:
+        """The worker refuses lower epochs from now on."""
+        await self._control("fence", epoch)
+
+    async def close(self) -> None:
+        """Closes the gate: no new request leaves."""
+        await self._control("close_gate")
+
+    async def open(self) -> None:
+        """Opens the gate; continuations go first."""
+        await self._control("open_gate")
+
+    async def set_engines(self, urls: list[str]) -> None:
+        """Which engines may be used from now on."""
+        await self._control("set_engines", urls)
+
+    async def sample(self, epoch: int, segment: int) -> Ref:
+        return await self._stage("sample", epoch, segment)
+
+    async def generate(self, epoch: int, segment: int) -> Ref:
+        return await self._stage("generate", epoch, segment)
+
+    async def evaluate(self, epoch: int, job: EvalJob) -> Ref:
+        return await self._stage("evaluate", epoch, job)
+
+    def stop(self) -> None:
+        """Ends the worker."""
+        if self._actor is not None:
+            ray.kill(self._actor, no_restart=True)
+            self._actor = None
+
+    async def _stage(self, method: str, *args: Any) -> Ref:
+        pending = [self._actor.invoke.remote(method, *args)]
+        return (await answer(f"the stage {method}", self._stage_timeout_s, pending, EngineError))[0]
+
+    async def _control(self, method: str, *args: Any) -> Any:
+        pending = [self._actor.invoke.remote(method, *args)]
+        name = f"the rollout worker's {method}"
+        return (await answer(name, CONTROL_TIMEOUT_S, pending, EngineError))[0]

@@ -1,0 +1,281 @@
+"""The processes of a run: started side by side, waited for together, ended together.
+
+Lifetime *owned*: Ray, the trainer's ranks, the rollout worker and the engines belong to this
+process and end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+
+from slime_core.cluster.engine_pool import EnginePool, PoolLimits
+from slime_core.cluster.rollout_group import RolloutGroup
+from slime_core.cluster.trainer_group import TrainerGroup
+from slime_core.cluster.trainer_settings import model_facts, trainer_settings, training_dtype
+from slime_core.config.fields import identity_digest
+from slime_core.config.tree import RunConfig
+from slime_core.engines.client import EngineClient
+from slime_core.engines.launcher import EngineProcess, engine_process, free_port
+from slime_core.errors import ConfigError
+from slime_core.rollout.settings import RolloutSettings
+from slime_core.run.context import RunContext
+from slime_core.run.epoch import Lease
+from slime_core.run.identity import record_run
+from slime_core.run.logs import log_to_file
+from slime_core.run.paths import RunPaths, store_url
+from slime_core.store.backend import Backend, join_url, open_backend
+from slime_core.store.cache import NodeCache
+from slime_core.store.ledger import initial_state
+from slime_core.store.source import BatchSource
+from slime_core.tracking.outbox import Outbox, Tracker
+from slime_core.weights.sync.canary import tolerance_for
+from slime_core.weights.sync.machine import Transport, WeightSync
+from slime_core.weights.sync.transports.disk import DiskTransport
+from slime_core.weights.sync.transports.tensor import TensorTransport
+
+log = logging.getLogger(__name__)
+OBJECT_STORE_BYTES = 100 * 2**20
+TRACKER_TIMEOUT_S = 30.0
+RAY_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+
+
+class Session:
+    """Holds what was started for one run. Use `start`, then `ready`, and always `close`."""
+
+    def __init__(self, config: RunConfig, run_id: str, trackers: Sequence[Tracker]) -> None:
+        self.config = config
+        self.run_id = run_id
+        self.device: Literal["cpu", "cuda"] = resolve_device(config)
+        self.paths = RunPaths.create(config.run.workspace, run_id)
+        url = store_url(config.run.workspace, config.store.store_url)
+        self.store_url = url
+        fsync = config.store.store_fsync
+        self.backend = open_backend(join_url(url, run_id), fsync=fsync)
+        self.root = open_backend(url, fsync=fsync)
+        self.trackers = trackers
+        self.lease: Lease | None = None
+        self.trainer = self._trainer_group()
+        self.rollout = self._rollout_group()
+        self.engines = self._engine_pool()
+        self.outbox: Outbox | None = None
+        self._ray_folder: Path | None = None
+
+    @classmethod
+    def start(
+        cls,
+        config: RunConfig,
+        run_id: str,
+        *,
+        take_over: bool = False,
+        trackers: Sequence[Tracker] = (),
+    ) -> Session:
+        """Takes the run's lease and starts all processes without waiting for them.
+
+        Call it in the main thread: Ray and its children end with the thread that started them.
+
+        Args:
+            take_over: do not wait for a silent owner.
+            trackers: where metrics go besides metrics.jsonl.
+
+        Raises:
+            ConfigError: the run has another identity, or the model folder is unusable.
+            StoreError: the store cannot be written, or the run has a living owner.
+        """
+        session = cls(config, run_id, trackers)
+        log_to_file(session.paths.logs / "driver.log", config.debug.log_level)
+        record_run(session.root, session.backend, config, run_id)
+        session.lease = Lease.acquire(
+            session.backend,
+            ttl_s=config.store.lease_ttl_s,
+            config_digest=identity_digest(config),
+            take_over=take_over,
+        )
+        try:
+            session._start_processes()
+        except BaseException:
+            asyncio.run(session.close("failed"))
+            raise
+        return session
+
+    async def ready(self) -> RunContext:
+        """Waits for everything and makes the context that stages work with.
+
+        Raises:
+            SlimeError: something did not come up; names it.
+        """
+        assert self.lease is not None
+        built, facts, _ = await asyncio.gather(
+            self.trainer.ready(), self.rollout.ready(), self.engines.ready()
+        )
+        config = self.config
+        self.outbox = Outbox(
+            self.paths.local, self.backend, config.cluster.rollout_num_gpus, self.trackers
+        )
+        return RunContext(
+            config=config,
+            run_id=self.run_id,
+            paths=self.paths,
+            backend=self.backend,
+            cache=NodeCache(self.backend, self.paths.cache),
+            lease=self.lease,
+            trainer=self.trainer,
+            rollout=self.rollout,
+            engines=self.engines,
+            weight_sync=self._weight_sync(),
+            outbox=self.outbox,
+            start_state=initial_state(built["weights_digest"]),
+            model=model_facts(config.rollout.hf_checkpoint),
+            facts=facts,
+        )
+
+    async def close(self, reason: str) -> list[str]:
+        """Ends all processes, sends what metrics are left, gives the lease back.
+
+        Args:
+            reason: finished, interrupted or failed.
+
+        Returns:
+            Sentences about metrics that did not reach a tracker.
+        """
+        self.rollout.stop()
+        self.trainer.close()
+        left: list[str] = []
+        if self.outbox is not None:
+            status = STATUS[reason]
+            left = await asyncio.to_thread(self.outbox.close, status, TRACKER_TIMEOUT_S)
+        await self.engines.close()
+        ray.shutdown()
+        if self._ray_folder is not None:
+            shutil.rmtree(self._ray_folder, ignore_errors=True)
+        if self.lease is not None:
+            await asyncio.to_thread(self.lease.release)
+        return left
+
+    def _start_processes(self) -> None:
+        _empty(self.paths.weights)
+        self.engines.start()
+        self._start_ray()
+        self.trainer.start()
+        self.rollout.start()
+
+    def _start_ray(self) -> None:
+        os.environ.update(RAY_QUIET)
+        self._ray_folder = Path(tempfile.mkdtemp(prefix="slime-"))  # socket paths must be short
+        ray.init(
+            num_cpus=max(2, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _temp_dir=str(self._ray_folder),
+        )
+
+    def _trainer_group(self) -> TrainerGroup:
+        config = self.config
+        world = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+        ports: dict[int, int] = {}
+
+        def settings_of(rank: int, build: int) -> Any:
+            port = ports.setdefault(build, free_port())
+            return trainer_settings(config, self.device, rank, port)
+
+        return TrainerGroup(
+            settings_of,
+            world,
+            BatchSource(self.backend.url, config.store.store_fsync, self.paths.cache),
+            self.paths.logs,
+            config.fault_tolerance.start_timeout_s,
+            config.fault_tolerance.stage_timeout_s,
+        )
+
+    def _rollout_group(self) -> RolloutGroup:
+        config = self.config
+        settings = RolloutSettings(
+            config=config,
+            run_id=self.run_id,
+            store_url=self.store_url,
+            cache=self.paths.cache,
+            log_file=self.paths.logs / "rollout-0.log",
+        )
+        tolerance = config.fault_tolerance
+        return RolloutGroup(settings, tolerance.start_timeout_s, tolerance.stage_timeout_s)
+
+    def _engine_pool(self) -> EnginePool:
+        config, dtype = self.config, model_facts(self.config.rollout.hf_checkpoint)["dtype"]
+        options = {
+            "device": self.device,
+            "dtype": training_dtype(config, dtype),
+            **config.sglang,
+        }
+
+        def spawn(index: int) -> tuple[EngineProcess, EngineClient]:
+            process = engine_process(
+                "embedded",
+                config.rollout.hf_checkpoint,
+                free_port(),
+                self.paths.logs / f"engine-{index}.log",
+                options,
+                threads=config.cluster.threads_per_process,
+            )
+            return process, EngineClient(process.url)
+
+        size = config.cluster.rollout_num_gpus // config.cluster.rollout_num_gpus_per_engine
+        limits = PoolLimits(
+            config.fault_tolerance.start_timeout_s, config.fault_tolerance.engine_restarts
+        )
+        return EnginePool(spawn, size, limits)
+
+    def _weight_sync(self) -> WeightSync:
+        sync = self.config.sync
+        dtype = training_dtype(self.config, model_facts(self.config.rollout.hf_checkpoint)["dtype"])
+        transport: Transport
+        if sync.update_weight_transport == "disk":
+            transport = DiskTransport(
+                self.paths.weights,
+                lambda folder, version: self.trainer.invoke("export_hf", folder, version),
+            )
+        else:
+            transport = TensorTransport(self.trainer.buckets, sync.update_weight_buffer_size)
+        tolerance = tolerance_for(dtype, sync.canary_tolerance)
+        return WeightSync(
+            self.rollout, transport, self.config.fault_tolerance.sync_timeout_s, tolerance
+        )
+
+
+def resolve_device(config: RunConfig) -> Literal["cpu", "cuda"]:
+    """cpu or cuda; auto takes CUDA where an NVIDIA device file is there.
+
+    Raises:
+        ConfigError: cuda was asked for without a GPU.
+    """
+    present = Path("/dev/nvidia0").exists()
+    if config.cluster.device == "cuda" and not present:
+        raise ConfigError("device cuda: this machine shows no NVIDIA GPU; use --device cpu")
+    if config.cluster.device == "auto":
+        return "cuda" if present else "cpu"
+    return config.cluster.device
+
+
+def _empty(folder: Path) -> None:
+    """Removes what earlier processes left in a folder of ours."""
+    for item in folder.iterdir():
+        if item.is_dir():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
+
+
+def run_backend(config: RunConfig, run_id: str) -> Backend:
+    """The store below a run's prefix, for readers."""
+    url = store_url(config.run.workspace, config.store.store_url)
+    return open_backend(join_url(url, run_id))

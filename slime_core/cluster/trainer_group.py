@@ -1,0 +1,197 @@
+"""The trainer's ranks as Ray actors, addressed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from slime_core.cluster.calls import answer
+from slime_core.cluster.train_call import TrainCall
+from slime_core.errors import TrainerError
+from slime_core.run.logs import log_to_file
+from slime_core.store.source import BatchSource
+
+if TYPE_CHECKING:
+    from slime_core.megatron.rank import TrainerRank
+    from slime_core.megatron.settings import TrainerSettings
+
+CONTROL_TIMEOUT_S = 30.0
+_REMOTE: Any = ray.remote(  # pyright: ignore[reportCallIssue]
+    num_cpus=0.0, max_restarts=0, concurrency_groups={"control": 2}
+)
+
+
+class TrainerActor:
+    """One trainer rank in a process of its own. Status answers while training runs."""
+
+    def __init__(self, settings: TrainerSettings, source: BatchSource, log_file: Path) -> None:
+        log_to_file(log_file, "INFO")
+        self._settings = settings
+        self._source = source
+        self._rank: TrainerRank | None = None
+
+    def setup(self) -> dict[str, Any]:
+        """Builds the model; returns the initial weights' digest and the parameter count."""
+        from slime_core.megatron.rank import TrainerRank  # imports torch and megatron
+
+        self._rank = TrainerRank(self._settings)
+        return self._rank.setup()
+
+    def train(self, call: TrainCall) -> dict[str, Any]:
+        """Reads the batch from the store and trains it."""
+        document, batch = self._source.load(call.iteration)
+        if document.digest != call.batch_digest:
+            raise TrainerError(
+                f"batch.json of iteration {call.iteration} has digest {document.digest}, "
+                f"expected {call.batch_digest}"
+            )
+        return self._built().train(
+            epoch=call.epoch,
+            expect=call.expect,
+            next_state=call.next_state,
+            batch_digest=call.batch_digest,
+            batch=batch,
+            seed=call.seed,
+            forced_skips=call.forced_skips,
+        )
+
+    def invoke(self, method: str, *args: Any) -> Any:
+        """Calls a method of the rank in the training thread."""
+        return getattr(self._built(), method)(*args)
+
+    def buckets(self, most_bytes: int) -> list[str]:
+        """All weights as serialised buckets in shared memory, of at most this size each where a
+        tensor is not larger."""
+        from slime_core.engines.tensor_wire import serialize_bucket
+
+        buckets: list[str] = []
+        waiting: list[tuple[str, Any]] = []
+        waiting_bytes = 0
+        for name, tensor in self._built().named_hf_tensors():
+            size_bytes = tensor.numel() * tensor.element_size()
+            if waiting and waiting_bytes + size_bytes > most_bytes:
+                buckets.append(serialize_bucket(waiting))
+                waiting, waiting_bytes = [], 0
+            waiting.append((name, tensor))
+            waiting_bytes += size_bytes
+        return [*buckets, serialize_bucket(waiting)]
+
+    @ray.method(concurrency_group="control")
+    def control(self, method: str, *args: Any) -> Any:
+        """Calls fence, status or result_of beside a running train call."""
+        return getattr(self._built(), method)(*args)
+
+    def _built(self) -> TrainerRank:
+        if self._rank is None:
+            raise TrainerError(f"trainer rank {self._settings.rank} was used before its setup")
+        return self._rank
+
+
+class TrainerGroup:
+    """All ranks. An exception in any of them taints the group: end it, rebuild, replay.
+
+    Args:
+        settings_of: rank -> its settings; called again for each build, so that a rebuilt group
+            meets on a new port.
+        world_size: ranks.
+        source: how ranks read batches.
+        logs: folder of their log files.
+        start_timeout_s: deadline for building all ranks.
+        train_timeout_s: deadline of one iteration's training.
+    """
+
+    def __init__(
+        self,
+        settings_of: Callable[[int, int], TrainerSettings],
+        world_size: int,
+        source: BatchSource,
+        logs: Path,
+        start_timeout_s: float,
+        train_timeout_s: float,
+    ) -> None:
+        self._settings_of = settings_of
+        self._world_size = world_size
+        self._source = source
+        self._logs = logs
+        self._start_timeout_s = start_timeout_s
+        self._train_timeout_s = train_timeout_s
+        self._actors: list[Any] = []
+        self._setups: list[Any] = []
+        self._builds = 0
+
+    def start(self) -> None:
+        """Creates the ranks and lets them build, without waiting."""
+        self._builds += 1
+        settings = [self._settings_of(rank, self._builds) for rank in range(self._world_size)]
+        self._actors = [
+            _REMOTE(TrainerActor).remote(one, self._source, self._logs / f"trainer-{one.rank}.log")
+            for one in settings
+        ]
+        self._setups = [actor.setup.remote() for actor in self._actors]
+
+    async def ready(self) -> dict[str, Any]:
+        """Waits for the builds; returns rank 0's setup result."""
+        results = await answer(
+            "the trainer to be built", self._start_timeout_s, self._setups, TrainerError
+        )
+        return results[0]
+
+    async def rebuild(self) -> dict[str, Any]:
+        """Ends all ranks and builds new ones at the initial weights."""
+        self.close()
+        self.start()
+        return await self.ready()
+
+    async def fence(self, epoch: int) -> None:
+        """Every rank refuses lower epochs from now on."""
+        await self._control("fence", epoch)
+
+    async def status(self) -> dict[str, Any]:
+        """The state that all ranks agree on.
+
+        Raises:
+            TrainerError: ranks differ, are tainted or do not answer; the group must be rebuilt.
+        """
+        states = await self._control("status")
+        first = states[0]
+        if any(state != first for state in states):
+            raise TrainerError(f"trainer ranks disagree: {states}")
+        if first["tainted"]:
+            raise TrainerError("the trainer is tainted by an earlier error")
+        return first
+
+    async def result_of(self, state: str) -> dict[str, Any] | None:
+        """The kept result of the iteration that led to `state`, if the ranks have it."""
+        return (await self._control("result_of", state))[0]
+
+    async def train(self, call: TrainCall) -> dict[str, Any]:
+        """Trains one iteration on all ranks; returns rank 0's result."""
+        pending = [actor.train.remote(call) for actor in self._actors]
+        name = f"training of iteration {call.iteration}"
+        return (await answer(name, self._train_timeout_s, pending, TrainerError))[0]
+
+    async def invoke(self, method: str, *args: Any) -> Any:
+        """Calls a method on all ranks; returns rank 0's answer."""
+        pending = [actor.invoke.remote(method, *args) for actor in self._actors]
+        name = f"the trainer's {method}"
+        return (await answer(name, self._train_timeout_s, pending, TrainerError))[0]
+
+    async def buckets(self, most_bytes: int) -> list[str]:
+        """All weights as serialised buckets, made by rank 0."""
+        pending = [actor.buckets.remote(most_bytes) for actor in self._actors]
+        name = "the trainer to make weight buckets"
+        return (await answer(name, self._train_timeout_s, pending, TrainerError))[0]
+
+    def close(self) -> None:
+        """Ends all ranks."""
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+        self._actors, self._setups = [], []
+
+    async def _control(self, method: str, *args: Any) -> list[Any]:
+        pending = [actor.control.remote(method, *args) for actor in self._actors]
+        name = f"the trainer's {method}"
+        return await answer(name, CONTROL_TIMEOUT_S, pending, TrainerError)

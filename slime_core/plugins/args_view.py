@@ -1,0 +1,29 @@
+"""The `args` that custom functions written for slime receive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slime_core.config.tree import RunConfig
+
+
+class ArgsView:
+    """Reads every configuration field as an attribute under its flag name.
+
+    Writing sets a private value of this view: the configuration never changes.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        flat: dict[str, Any] = {}
+        for group in type(config).model_fields:
+            content = getattr(config, group)
+            if isinstance(content, dict):
+                prefix = "sglang_" if group == "sglang" else ""
+                flat |= {f"{prefix}{name}": value for name, value in content.items()}
+            else:
+                flat |= {name: getattr(content, name) for name in type(content).model_fields}
+        self.__dict__.update(flat)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.__dict__

@@ -1,0 +1,79 @@
+"""The worker's view of the draw log: what was drawn for a segment, and drawing further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slime_core.data.sources import PromptSource
+from slime_core.sample import Sample
+from slime_core.store.backend import Backend
+from slime_core.store.cache import NodeCache
+from slime_core.store.draws import Draw, list_draws, log_draws, read_draws
+
+
+class DrawLog:
+    """Takes prompts from the source and logs them before any request leaves.
+
+    Args:
+        backend: the run's store.
+        source: where prompts come from; follows the log.
+        prepare: gives a drawn sample its prompt tokens.
+    """
+
+    def __init__(
+        self, backend: Backend, source: PromptSource, prepare: Callable[[Sample], None]
+    ) -> None:
+        self._backend = backend
+        self._cache = NodeCache(backend)
+        self._source = source
+        self._prepare = prepare
+        self._next_seq = 0
+
+    def refresh(self) -> None:
+        """Brings the source to the state after the last logged draw."""
+        numbers = list_draws(self._backend)
+        self._next_seq = len(numbers)
+        if numbers:
+            self._follow(read_draws(self._cache, numbers[-1], samples=False))
+
+    def of_segment(self, segment: int) -> list[Draw]:
+        """What is logged for a segment, in order."""
+        found: list[Draw] = []
+        for seq in reversed(range(self._next_seq)):
+            draws = read_draws(self._cache, seq)
+            found = [draw for draw in draws if draw.segment == segment] + found
+            if draws[0].segment < segment:
+                break
+        return found
+
+    def draw(self, segment: int, count: int) -> tuple[list[Draw], int]:
+        """Logs `count` further draws for a segment; returns them and the log number.
+
+        Another owner's draws that took our number count as logged and are not returned.
+        """
+        while True:
+            draws = [self._as_logged(item, segment) for item in self._source.draw(count)]
+            seq = self._next_seq
+            theirs = log_draws(self._backend, seq, draws)
+            self._next_seq += 1
+            if theirs is None:
+                return draws, seq
+            self._follow(theirs)
+
+    def _follow(self, draws: Sequence[Draw]) -> None:
+        state = draws[-1].source_state
+        if state is not None:
+            self._source.restore(state)
+
+    def _as_logged(self, item: Any, segment: int) -> Draw:
+        for sample in item.samples:
+            self._prepare(sample)
+        return Draw(
+            group_id=item.group_index,
+            data_epoch=item.data_epoch,
+            position=item.position,
+            segment=segment,
+            samples=item.samples,
+            source_state=item.state_after,
+        )

@@ -1,0 +1,129 @@
+"""Token in, token out: brings samples to their end through the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.engines.client import EngineAnswerError, EngineClient, EngineUnreachableError
+from slime_core.engines.protocol import GenerateRequest
+from slime_core.errors import DataError
+from slime_core.rollout.gate import EngineGate
+from slime_core.sample import Sample, Status
+from slime_core.waits import Deadline, within
+
+SERVER_ERROR = 500  # HTTP status from which the engine failed, not the request
+OPEN_STATES = (Status.PENDING, Status.ABORTED)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are sampled.
+
+    Attributes:
+        max_response_tokens: over all continuations of a sample.
+        params: SGLang's sampling parameters, without max_new_tokens and the seed.
+        timeout_s: from the first request of a call to the end of its last.
+    """
+
+    max_response_tokens: int
+    params: dict[str, Any]
+    timeout_s: float
+
+
+async def generate(
+    samples: Sequence[Sample],
+    gate: EngineGate,
+    sampling: Sampling,
+    seed_of: Callable[[Sample], int],
+) -> None:
+    """Generates until every sample is completed or truncated; changes them in place.
+
+    A request that a weight sync aborts keeps its tokens (span of the old version) and continues
+    under the new one. An engine that fails is left to the supervisor, the request goes to another
+    one with the same seed.
+
+    Args:
+        samples: with prompt tokens in `tokens`; all go out in one request.
+        seed_of: seed of a sample's next request; counts what it has already.
+
+    Raises:
+        EngineError: an engine refused the request itself (not a failure of the engine).
+        DeadlineError: not done within `sampling.timeout_s`.
+    """
+    deadline = Deadline(f"generation of {_named(samples)}", sampling.timeout_s)
+    while waiting := [s for s in samples if _needs_tokens(s, sampling)]:
+        deadline.check()
+        async with gate.engine(len(waiting), deadline.remaining_s) as client:
+            try:
+                await _round(waiting, client, sampling, seed_of, deadline)
+            except (EngineUnreachableError, EngineAnswerError) as error:
+                if isinstance(error, EngineAnswerError) and error.status < SERVER_ERROR:
+                    raise
+                await gate.mark_down(client.url, str(error))
+
+
+async def _round(
+    waiting: list[Sample],
+    client: EngineClient,
+    sampling: Sampling,
+    seed_of: Callable[[Sample], int],
+    deadline: Deadline,
+) -> None:
+    requests = [
+        GenerateRequest(
+            sample.tokens,
+            {
+                **sampling.params,
+                "max_new_tokens": sampling.max_response_tokens - sample.response_length,
+                "sampling_seed": seed_of(sample),
+            },
+        )
+        for sample in waiting
+    ]
+    results = await within(deadline.name, deadline.remaining_s, client.generate_batch(requests))
+    for sample, result in zip(waiting, results, strict=True):
+        sample.append_response_tokens(
+            tokens=result.tokens, log_probs=result.log_probs, meta_info=result.meta
+        )
+
+
+def _needs_tokens(sample: Sample, sampling: Sampling) -> bool:
+    if sample.status not in OPEN_STATES:
+        return False
+    if sample.response_length >= sampling.max_response_tokens:
+        sample.status = Status.TRUNCATED
+        return False
+    return True
+
+
+def tokenize_prompt(sample: Sample, tokenizer: Any) -> None:
+    """Puts the prompt's token ids into `tokens`, once.
+
+    Raises:
+        DataError: the prompt has no tokens.
+    """
+    if sample.tokens:
+        return
+    if not isinstance(sample.prompt, str):
+        raise DataError(
+            f"group {sample.group_index}: the prompt is a list of messages; set "
+            "apply_chat_template to render it"
+        )
+    sample.tokens = list(tokenizer.encode(sample.prompt, add_special_tokens=False))
+    if not sample.tokens:
+        raise DataError(f"group {sample.group_index}: the prompt has no tokens")
+
+
+def decode_response(sample: Sample, tokenizer: Any, skip_special_tokens: bool) -> None:
+    """Sets the response text from the response tokens (never from pieces of text, which may cut a
+    character in two)."""
+    if sample.response_length:
+        ids = sample.tokens[-sample.response_length :]
+        sample.response = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def _named(samples: Sequence[Sample]) -> str:
+    groups = sorted({s.group_index for s in samples if s.group_index is not None})
+    return f"groups {groups[0]}..{groups[-1]}" if len(groups) > 1 else f"group {groups or '?'}"

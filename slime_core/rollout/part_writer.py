@@ -1,0 +1,90 @@
+"""Writes finished groups into parts; a group counts as finished once its part is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slime_core.run import faults
+from slime_core.store.backend import Backend
+from slime_core.store.cache import NodeCache
+from slime_core.store.parts import GroupRows, write_part
+
+
+@dataclass(frozen=True)
+class PartTarget:
+    """Where parts go.
+
+    Attributes:
+        segment: their segment.
+        epoch: the owner's, part of each name.
+        hold_after: groups after which a test may hold the process (generate-middle).
+    """
+
+    backend: Backend
+    cache: NodeCache
+    segment: int
+    epoch: int
+    hold_after: int
+
+
+class PartWriter:
+    """One writing task a segment. Whatever finished while it wrote goes into the next part.
+
+    Args:
+        target: where parts go.
+        next_seq: the worker's part counter.
+    """
+
+    def __init__(self, target: PartTarget, next_seq: Callable[[], int]) -> None:
+        self._target = target
+        self._next_seq = next_seq
+        self._queue: asyncio.Queue[tuple[GroupRows, asyncio.Future[None]]] = asyncio.Queue()
+        self._acknowledged = 0
+        self._task = asyncio.create_task(self._run(), name=f"parts {target.segment}")
+
+    async def put(self, group: GroupRows) -> None:
+        """Returns once the store has acknowledged the group's part.
+
+        Raises:
+            StoreError: the store refused it.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._queue.put((group, done))
+        await done
+
+    async def close(self) -> None:
+        """Ends the task; everything put before has been answered."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            waiting = [await self._queue.get()]
+            while not self._queue.empty() and len(waiting) < self._most():
+                waiting.append(self._queue.get_nowait())
+            await self._write(waiting)
+
+    def _most(self) -> int:
+        """Groups of one part; fewer when a test wants to see the middle of a segment."""
+        held = faults.armed("generate-middle", self._target.segment)
+        return max(1, self._target.hold_after) if held else 4096
+
+    async def _write(self, waiting: list[tuple[GroupRows, asyncio.Future[None]]]) -> None:
+        target = self._target
+        groups = [group for group, _ in waiting]
+        try:
+            await asyncio.to_thread(
+                write_part, target.backend, target.segment, target.epoch, self._next_seq(),
+                groups, target.cache,
+            )  # fmt: skip
+        except Exception as error:  # handed to every group that waits for this part
+            for _, done in waiting:
+                done.set_exception(error)
+            return
+        for _, done in waiting:
+            done.set_result(None)
+        self._acknowledged += len(waiting)
+        if self._acknowledged >= target.hold_after:
+            faults.hold("generate-middle", target.segment)

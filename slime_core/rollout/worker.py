@@ -1,0 +1,251 @@
+"""The rollout worker: draws, generation, scoring and parts of a run's segments."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.fields import values
+from slime_core.data.sources import PromptSource, SourceSettings
+from slime_core.engines.client import EngineClient
+from slime_core.errors import ConfigError, RewardError, StaleOwnerError
+from slime_core.plugins.args_view import ArgsView
+from slime_core.refs import Ref
+from slime_core.rewards.hub import RewardHub, RewardSettings
+from slime_core.rewards.result import ScoreFailure
+from slime_core.rollout.draw_log import DrawLog
+from slime_core.rollout.evaluation import Evaluator
+from slime_core.rollout.gate import EngineGate
+from slime_core.rollout.generate import Sampling, decode_response, generate, tokenize_prompt
+from slime_core.rollout.part_writer import PartTarget, PartWriter
+from slime_core.rollout.segment import SegmentLoop, SegmentPlan
+from slime_core.rollout.settings import EvalJob, RolloutSettings
+from slime_core.run.follower import Follower
+from slime_core.run.logs import log_to_file
+from slime_core.sample import Sample
+from slime_core.seeds import derive_seed
+from slime_core.store import layout
+from slime_core.store.backend import join_url, open_backend
+from slime_core.store.cache import NodeCache
+from slime_core.store.digest import checksum
+from slime_core.store.seal import adopt, put_seal, read_seal
+
+log = logging.getLogger(__name__)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+                   "tokenizer.model", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+
+
+class RolloutWorker:
+    """Everything between a prompts file and a sealed segment, in one process.
+
+    Args:
+        settings: configuration, run and store.
+    """
+
+    def __init__(self, settings: RolloutSettings) -> None:
+        config = settings.config
+        self._settings = settings
+        self._config = config
+        self._backend = open_backend(
+            join_url(settings.store_url, settings.run_id), fsync=config.store.store_fsync
+        )
+        self._cache = NodeCache(self._backend, settings.cache)
+        self._gate = EngineGate(self._connect, config.rollout.sglang_server_concurrency)
+        self._epoch = -1
+        self._part_seq = itertools.count()
+
+    async def setup(self) -> dict[str, Any]:
+        """Loads tokenizer, prompts and graders.
+
+        Returns:
+            tokenizer_digest, data_fingerprint and the row counts of the prompts.
+        """
+        log_to_file(self._settings.log_file, self._config.debug.log_level)
+        self._tokenizer = await asyncio.to_thread(
+            load_tokenizer, self._config.rollout.hf_checkpoint
+        )
+        self._tokenizer_digest = tokenizer_digest(self._config.rollout.hf_checkpoint)
+        source = await asyncio.to_thread(self._open_source)
+        self._hub = RewardHub(self._reward_settings(), ArgsView(self._config))
+        self._draws = DrawLog(self._backend, source, self._tokenize)
+        self._evaluator = Evaluator(self._config, self._backend, self._tokenizer, self._gate,
+                                    self._hub)  # fmt: skip
+        await asyncio.to_thread(self._evaluator.open_all)
+        return {
+            "tokenizer_digest": self._tokenizer_digest,
+            "data_fingerprint": source.fingerprint,
+            "prompts": source.counts,
+        }
+
+    async def fence(self, epoch: int) -> None:
+        """Takes the owner's number; draws logged by earlier owners are read anew."""
+        self._check_epoch(epoch)
+        self._epoch = epoch
+        await asyncio.to_thread(self._draws.refresh)
+
+    async def set_engines(self, urls: list[str]) -> None:
+        await self._gate.set_engines(urls)
+
+    async def open_gate(self) -> None:
+        await self._gate.open()
+
+    async def close_gate(self) -> None:
+        await self._gate.close()
+
+    async def sample(self, epoch: int, segment: int) -> Ref:
+        """Logs the segment's draws; those that are logged already count."""
+        self._check_epoch(epoch)
+        return await asyncio.to_thread(self._sample, segment)
+
+    async def generate(self, epoch: int, segment: int) -> Ref:
+        """Brings a segment to its target and seals it."""
+        self._check_epoch(epoch)
+        seal = await asyncio.to_thread(read_seal, self._backend, segment)
+        if seal is not None:
+            return Ref(**{**seal.ref().to_dict(), "from_store": True})
+        adopted = await asyncio.to_thread(adopt, self._cache, segment)
+        draws = await asyncio.to_thread(self._draws.of_segment, segment)
+        config = self._config
+        target = config.rollout.rollout_batch_size
+        writer = PartWriter(
+            PartTarget(self._backend, self._cache, segment, epoch, target // 2),
+            lambda: next(self._part_seq),
+        )
+        plan = SegmentPlan(segment, target, config.fault_tolerance.max_group_attempts)
+        loop = SegmentLoop(
+            plan, self._finish_group, lambda n: self._draws.draw(segment, n)[0], writer
+        )
+        try:
+            await loop.run(draws, adopted)
+        finally:
+            await writer.close()
+        return await asyncio.to_thread(self._seal, epoch, segment)
+
+    async def evaluate(self, epoch: int, job: EvalJob) -> Ref:
+        """Answers and scores one evaluation dataset."""
+        self._check_epoch(epoch)
+        return await self._evaluator.run(Follower(self._backend, epoch), job)
+
+    def _sample(self, segment: int) -> Ref:
+        logged = self._draws.of_segment(segment)
+        missing = self._config.rollout.rollout_batch_size - len(logged)
+        from_store = missing <= 0
+        seq = 0
+        if not from_store:
+            new, seq = self._draws.draw(segment, missing)
+            logged += new
+        rows = sum(len(draw.samples) for draw in logged)
+        return Ref(layout.draws(seq), "draws", segment, rows=rows, from_store=from_store)
+
+    def _seal(self, epoch: int, segment: int) -> Ref:
+        found = adopt(self._cache, segment)
+        draws = self._draws.of_segment(segment)
+        parent = read_seal(self._backend, segment - 1) if segment else None
+        seal = put_seal(
+            self._backend,
+            Follower(self._backend, epoch),
+            found,
+            parent=parent.digest if parent else "",
+            draws=(draws[0].group_id, draws[-1].group_id + 1),
+            tokenizer_digest=self._tokenizer_digest,
+        )
+        return seal.ref()
+
+    async def _finish_group(self, samples: list[Sample]) -> str:
+        await generate(samples, self._gate, self._sampling(), self._seed_of)
+        return await self.score(samples)
+
+    async def score(self, samples: Sequence[Sample]) -> str:
+        """Sets rewards; returns the digest of the grader.
+
+        Raises:
+            RewardError: a sample could not be graded; there is no silent 0.
+        """
+        for sample in samples:
+            skip = self._config.rollout.rollout_skip_special_tokens
+            decode_response(sample, self._tokenizer, skip)
+        results = await self._hub.score_group(samples)
+        for sample, result in zip(samples, results, strict=True):
+            if isinstance(result, ScoreFailure):
+                raise RewardError(f"{result.reason}: {result.message}")
+            sample.reward = result.value
+        return results[0].grader
+
+    def _sampling(self) -> Sampling:
+        rollout = self._config.rollout
+        params = {
+            "temperature": rollout.rollout_temperature,
+            "top_p": rollout.rollout_top_p,
+            "top_k": rollout.rollout_top_k,
+            "stop": rollout.rollout_stop or None,
+            "stop_token_ids": rollout.rollout_stop_token_ids or None,
+            "skip_special_tokens": rollout.rollout_skip_special_tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        }
+        timeout_s = self._config.fault_tolerance.request_timeout_s
+        return Sampling(rollout.rollout_max_response_len, params, timeout_s)
+
+    def _seed_of(self, sample: Sample) -> int:
+        """By run seed, group, sample and attempt; a continuation has a seed of its own."""
+        assert sample.group_index is not None and sample.index is not None
+        return derive_seed(
+            self._config.run.seed, self._config.rollout.rollout_seed, "sample",
+            sample.group_index, sample.index, sample.attempt, sample.response_length,
+        )  # fmt: skip
+
+    def _tokenize(self, sample: Sample) -> None:
+        tokenize_prompt(sample, self._tokenizer)
+
+    def _open_source(self) -> PromptSource:
+        config = self._config
+        given = {**values(config, "identity"), **values(config, "operational")}
+        names = SourceSettings.__dataclass_fields__
+        settings = SourceSettings(**{name: given[name] for name in names if name in given})
+        return PromptSource(config.data.prompt_data, settings, self._tokenizer)
+
+    def _reward_settings(self) -> RewardSettings:
+        rewards = self._config.rewards
+        end_tokens = [self._tokenizer.eos_token, self._tokenizer.pad_token]
+        return RewardSettings(
+            rm_type=rewards.rm_type,
+            custom_rm_path=rewards.custom_rm_path,
+            reward_key=rewards.reward_key,
+            reward_timeout_s=rewards.reward_timeout_s,
+            end_tokens=tuple(token for token in end_tokens if token),
+        )
+
+    def _connect(self, url: str) -> EngineClient:
+        limit_s = self._config.fault_tolerance.request_timeout_s
+        return EngineClient(url, generate_timeout_s=limit_s)
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise StaleOwnerError(f"epoch {epoch} is over; this worker follows {self._epoch}")
+
+
+def load_tokenizer(hf_checkpoint: str) -> Any:
+    """The model's tokenizer, from local files only.
+
+    Raises:
+        ConfigError: the folder has no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(hf_checkpoint, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"hf_checkpoint {hf_checkpoint}: the tokenizer cannot be loaded: {error}"
+        ) from error
+
+
+def tokenizer_digest(hf_checkpoint: str) -> str:
+    """xxh3-128 (hex) over the tokenizer's files: what token ids mean."""
+    folder = Path(hf_checkpoint)
+    present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    return checksum(b"".join(name.encode() + (folder / name).read_bytes() for name in present))

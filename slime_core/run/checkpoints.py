@@ -1,0 +1,70 @@
+"""When a checkpoint is written, and which old ones go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+
+from slime_core.config.fields import identity_digest, numeric_digest
+from slime_core.run.context import RunContext
+from slime_core.store.backend import Backend
+from slime_core.store.checkpoints import checkpoint_directory, list_checkpoints, put_manifest
+
+log = logging.getLogger(__name__)
+KEPT_CHECKPOINTS = 2
+
+
+def is_due(ctx: RunContext, k: int) -> bool:
+    """True after the last iteration, at each save_interval, and when a replay would take longer
+    than max_replay_s."""
+    config = ctx.config
+    interval = config.train.save_interval
+    return (
+        k + 1 == config.run.num_rollout
+        or (interval is not None and (k + 1) % interval == 0)
+        or ctx.state.trained_s > config.train.max_replay_s
+    )
+
+
+async def save_if_due(ctx: RunContext, k: int) -> None:
+    """Writes a checkpoint of the state after iteration k, then removes all but the newest two."""
+    if not is_due(ctx, k) or await asyncio.to_thread(_exists, ctx, k):
+        return
+    folder = await asyncio.to_thread(checkpoint_directory, ctx.backend, k, ctx.lease.epoch)
+    await asyncio.to_thread(shutil.rmtree, folder)  # an attempt of ours that was never finished
+    await ctx.trainer.invoke("save", str(folder))
+    await asyncio.to_thread(
+        put_manifest,
+        ctx.backend,
+        ctx.lease,
+        iteration=k,
+        state=ctx.state.digest,
+        weight_version=ctx.state.version,
+        about={
+            "numeric_digest": numeric_digest(ctx.config),
+            "identity_digest": identity_digest(ctx.config),
+            "segment": k,
+        },
+        by={"run_id": ctx.run_id},
+    )
+    ctx.state.trained_s = 0.0
+    await asyncio.to_thread(remove_old, ctx.backend, KEPT_CHECKPOINTS)
+
+
+def remove_old(backend: Backend, kept: int) -> None:
+    """Removes all final checkpoints but the newest `kept`; the manifest goes first, so that half
+    a folder never counts."""
+    for checkpoint in list_checkpoints(backend)[kept:]:
+        backend.delete(f"{checkpoint.key}manifest.json")
+        folder = backend.local_path(checkpoint.key.rstrip("/"))
+        if folder is not None:
+            shutil.rmtree(folder)
+        log.info("removed the old checkpoint %s", checkpoint.key)
+
+
+def _exists(ctx: RunContext, k: int) -> bool:
+    return any(
+        checkpoint.iteration == k and checkpoint.state == ctx.state.digest
+        for checkpoint in list_checkpoints(ctx.backend)
+    )

@@ -1,0 +1,45 @@
+"""Holds a process at a named point, so that a test can kill it at an exact moment.
+
+Set SLIME_HOLD_AT to a point such as `generate@3` or `generate-middle@3` and SLIME_HOLD_DIR to a
+folder. The process that reaches the point writes a file of that name there (its content is the
+pid) and blocks until it is killed. Nothing is ever killed from inside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from slime_core.waits import Deadline
+
+HOLD_AT, HOLD_DIR = "SLIME_HOLD_AT", "SLIME_HOLD_DIR"
+HOLD_LIMIT_S = 600.0
+POINTS = (
+    "sample", "generate", "generate-middle", "reward", "pack", "train", "train-middle", "sync",
+    "evaluate",
+)  # fmt: skip
+log = logging.getLogger(__name__)
+
+
+def armed(point: str, iteration: int) -> bool:
+    """True if SLIME_HOLD_AT names this point."""
+    return os.environ.get(HOLD_AT) == f"{point}@{iteration}"
+
+
+def hold(point: str, iteration: int) -> None:
+    """Blocks here if SLIME_HOLD_AT names this point; otherwise does nothing.
+
+    Raises:
+        DeadlineError: nobody killed the process within ten minutes.
+    """
+    if not armed(point, iteration):
+        return
+    name = f"{point}@{iteration}"
+    log.warning("held at %s until killed", name)
+    Path(os.environ[HOLD_DIR], name).write_text(str(os.getpid()), encoding="ascii")
+    deadline = Deadline(f"somebody to kill this process, held at {name}", HOLD_LIMIT_S)
+    while True:
+        deadline.check()
+        time.sleep(0.1)

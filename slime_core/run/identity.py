@@ -1,0 +1,130 @@
+"""Which run a start means: a new one, or the last unfinished one of the same identity."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from slime_core.config.fields import identity_digest, values
+from slime_core.config.tree import RunConfig
+from slime_core.errors import ConfigError, MissingError
+from slime_core.store import layout
+from slime_core.store.backend import Backend
+from slime_core.store.documents import Document, put_document, read_document
+
+FORMAT_VERSION = 1
+INDEX = "runs/"
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """A chosen run.
+
+    Attributes:
+        resumed: it existed before.
+        sentence: what a person is told.
+    """
+
+    run_id: str
+    resumed: bool
+    sentence: str
+
+
+def choose_run(store: Backend, config: RunConfig, resume: str = "auto") -> RunChoice:
+    """Decides which run this start means. Writes nothing.
+
+    Args:
+        store: root of all runs.
+        resume: "auto" takes the last unfinished run of the same identity, "never" a new one, a
+            run id exactly that one (it is created if it does not exist).
+
+    Raises:
+        ConfigError: the named run has another identity.
+    """
+    if resume == "never":
+        return _new(config)
+    if resume != "auto":
+        return _named(store, config, resume)
+    wanted = identity_digest(config)
+    same = [run for run in list_runs(store) if run.body["identity_digest"] == wanted]
+    for run in reversed(same):
+        done = iterations_done(store, run.body["run_id"])
+        if done < config.run.num_rollout:
+            sentence = f"resuming run {run.body['run_id']} after {done} iterations"
+            return RunChoice(run.body["run_id"], True, f"{sentence} (--new starts another)")
+    return _new(config)
+
+
+def list_runs(store: Backend) -> list[Document]:
+    """What every run of a store is, oldest first."""
+    keys = [entry.key for entry in store.list(INDEX)]
+    runs = [read_document(store, key) for key in keys]
+    return sorted(runs, key=lambda run: str(run.by.get("created", "")))
+
+
+def iterations_done(store: Backend, run_id: str) -> int:
+    """Iterations with a ledger."""
+    prefix = f"{run_id}/{layout.ITERATIONS}"
+    found = [layout.parse_iteration(e.key.removeprefix(f"{run_id}/")) for e in store.list(prefix)]
+    return len({item[0] for item in found if item is not None and item[1] == "ledger"})
+
+
+def record_run(store: Backend, run: Backend, config: RunConfig, run_id: str) -> None:
+    """Writes run.json of a new run and its entry in the index, or checks those of an old one.
+
+    Args:
+        store: root of all runs.
+        run: the store below the run's prefix.
+
+    Raises:
+        ConfigError: the run was started with another identity; names the fields.
+    """
+    identity = values(config, "identity")
+    body = {
+        "run_id": run_id,
+        "format_version": FORMAT_VERSION,
+        "identity": identity,
+        "identity_digest": identity_digest(config),
+    }
+    try:
+        old = read_document(run, layout.RUN)
+    except MissingError:
+        by = {"created": datetime.now(UTC).isoformat()}
+        put_document(run, layout.RUN, body, by)
+        put_document(store, f"{INDEX}{run_id}.json", body, by)
+        return
+    _check_identity(run_id, old.body["identity"], identity)
+
+
+def _check_identity(run_id: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    if changed:
+        listed = ", ".join(f"{n} was {old.get(n)!r}, now {new.get(n)!r}" for n in changed)
+        raise ConfigError(
+            f"run {run_id} cannot go on with another identity ({listed}): set the old values, or "
+            "start another run with --new"
+        )
+
+
+def _named(store: Backend, config: RunConfig, run_id: str) -> RunChoice:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run_id):
+        raise ConfigError(
+            f"run id {run_id!r}: use letters, digits, '.', '_' and '-', starting with a letter or "
+            "digit, at most 100"
+        )
+    for run in list_runs(store):
+        if run.body["run_id"] == run_id:
+            _check_identity(run_id, run.body["identity"], values(config, "identity"))
+            done = iterations_done(store, run_id)
+            return RunChoice(run_id, True, f"resuming run {run_id} after {done} iterations")
+    return RunChoice(run_id, False, f"starting run {run_id}")
+
+
+def _new(config: RunConfig) -> RunChoice:
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", config.run.run_name).strip("-") or "run"
+    run_id = f"{name}-{stamp}-{secrets.token_hex(2)}"
+    return RunChoice(run_id, False, f"starting run {run_id}")

@@ -1,0 +1,77 @@
+"""Recovery: whatever happened before, bring trainer, engines and the open segment to one state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from slime_core.run.context import RunContext
+from slime_core.run.history import read_history
+from slime_core.run.plan import Action, History, Plan, plan
+from slime_core.run.restore import Restored, restore_trainer
+from slime_core.stages.engine_care import bring_weights, open_gate
+from slime_core.store.ledger import put_sync
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What recovery found and did.
+
+    Attributes:
+        next_iteration: the first iteration to run.
+        resumed: the run had been started before.
+        table: (what, value) lines for a person.
+    """
+
+    next_iteration: int
+    resumed: bool = False
+    table: list[tuple[str, str]] = field(default_factory=list)
+
+
+async def recover(ctx: RunContext) -> Recovery:
+    """Reads the store, restores the trainer, pushes the weights and opens the gate.
+
+    Raises:
+        DigestError: something that later things rest on is missing or damaged; names it.
+        TrainerError: the trainer cannot be restored.
+        EngineError: no engine takes the weights.
+    """
+    await ctx.trainer.fence(ctx.lease.epoch)
+    await ctx.rollout.fence(ctx.lease.epoch)
+    history = await asyncio.to_thread(read_history, ctx.cache, ctx.start_state)
+    steps = plan(history, ctx.config.run.num_rollout)
+    restored = await restore_trainer(ctx, steps.last)
+    outcome = await bring_weights(ctx)
+    ctx.canary = outcome.canary
+    if steps.publish:
+        by = {**ctx.by(steps.last), "canary": outcome.canary, "engines": len(outcome.serving)}
+        await asyncio.to_thread(put_sync, ctx.backend, steps.last, ctx.state.version, by)
+    await open_gate(ctx)
+    await asyncio.to_thread(ctx.outbox.catch_up)
+    recovery = Recovery(steps.iteration, bool(history.draws), _table(history, steps, restored))
+    if recovery.resumed:
+        for name, value in recovery.table:
+            log.info("recovery: %s: %s", name, value)
+    return recovery
+
+
+def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str, str]]:
+    open_segment = history.unsealed.get(steps.iteration)
+    adopted = len(open_segment.finished) if open_segment else 0
+    quarantined = sum(len(segment.quarantined) for segment in history.unsealed.values())
+    start = "initial weights" if restored.checkpoint < 0 else f"iteration {restored.checkpoint}"
+    waiting = 0 if steps.action is Action.FINISHED else len(steps.to_generate)
+    drift = ", ".join(map(str, restored.drift)) or "none"
+    return [
+        ("trained before", f"{steps.iteration} iterations"),
+        ("next", f"iteration {steps.iteration}: {steps.action.value}"),
+        ("checkpoint", start),
+        ("replayed", f"{restored.replayed} iterations"),
+        ("adopted", f"{adopted} finished groups"),
+        ("requeued", f"{waiting} draws"),
+        ("quarantined", f"{quarantined} parts, {len(restored.damaged)} checkpoints"),
+        ("drift", drift),
+    ]

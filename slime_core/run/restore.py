@@ -1,0 +1,117 @@
+"""Brings the trainer to the state after an iteration: newest good checkpoint, then replay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass, field
+
+from slime_core.errors import DigestError, TrainerError
+from slime_core.run.context import RunContext
+from slime_core.run.training import train_call
+from slime_core.store.checkpoints import Checkpoint, list_checkpoints, verify_checkpoint
+from slime_core.store.ledger import Ledger, unbroken_chain
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Restored:
+    """How the trainer came to its state.
+
+    Attributes:
+        checkpoint: iteration of the loaded checkpoint, -1 for the initial weights.
+        replayed: iterations trained again.
+        drift: iterations whose replay gave other weights than the ledger says.
+        damaged: checkpoints that could not be used, each with its reason.
+    """
+
+    checkpoint: int = -1
+    replayed: int = 0
+    drift: list[int] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) -> Restored:
+    """Brings the ranks to S_last.
+
+    Args:
+        last: iteration to restore, -1 for the initial weights.
+        rebuild: end the ranks first; needed unless they are fresh.
+
+    Raises:
+        DigestError: the ledger chain does not reach `last`.
+        TrainerError: the ranks cannot be built or a replay fails.
+    """
+    if rebuild:
+        await ctx.trainer.rebuild()
+        await ctx.trainer.fence(ctx.lease.epoch)
+    chain = (await asyncio.to_thread(unbroken_chain, ctx.backend, ctx.start_state))[: last + 1]
+    if len(chain) != last + 1:
+        raise DigestError(f"the ledger chain ends at {len(chain) - 1}, before iteration {last}")
+    states = [ctx.start_state, *(ledger.state for ledger in chain)]
+    found = Restored()
+    loaded = await _load(ctx, states, last, found)
+    ctx.state.lineage = _lineage_of(chain, ctx.state.lineage)
+    for ledger in chain[loaded + 1 :]:
+        await _replay(ctx, ledger, found)
+    if found.drift:
+        ctx.state.lineage = next_lineage(ctx.state.lineage)
+        log.warning("replay drifted in iterations %s: lineage %s", found.drift, ctx.state.lineage)
+    ctx.state.digest, ctx.state.iterations = states[-1], last + 1
+    return found
+
+
+async def _load(ctx: RunContext, states: list[str], last: int, found: Restored) -> int:
+    """Loads the newest good checkpoint on the chain; returns its iteration, -1 for none."""
+    for checkpoint in await asyncio.to_thread(list_checkpoints, ctx.backend):
+        if checkpoint.iteration > last or states[checkpoint.iteration + 1] != checkpoint.state:
+            continue
+        if await _try_load(ctx, checkpoint, found):
+            found.checkpoint = checkpoint.iteration
+            return checkpoint.iteration
+    await ctx.trainer.invoke("set_state", states[0])
+    return -1
+
+
+async def _try_load(ctx: RunContext, checkpoint: Checkpoint, found: Restored) -> bool:
+    try:
+        folder = await asyncio.to_thread(verify_checkpoint, ctx.backend, checkpoint)
+        loaded = await ctx.trainer.invoke("load", str(folder))
+    except (DigestError, TrainerError) as error:
+        log.warning("checkpoint %s is not used: %s", checkpoint.key, error)
+        found.damaged.append(f"{checkpoint.key}: {error}")
+        if isinstance(error, TrainerError):
+            await ctx.trainer.rebuild()
+            await ctx.trainer.fence(ctx.lease.epoch)
+        return False
+    if loaded["state"] != checkpoint.state:
+        found.damaged.append(f"{checkpoint.key}: holds another state than its manifest says")
+        await ctx.trainer.rebuild()
+        await ctx.trainer.fence(ctx.lease.epoch)
+        return False
+    return True
+
+
+async def _replay(ctx: RunContext, ledger: Ledger, found: Restored) -> None:
+    """Trains an iteration again: no ledger, the same skips, and its weights compared."""
+    call = train_call(
+        ctx, ledger.iteration, ledger.batch_digest, ledger.parent, ledger.state,
+        ledger.forced_skips,
+    )  # fmt: skip
+    result = await ctx.trainer.train(call)
+    found.replayed += 1
+    ours = [step["weights_digest"] for step in result["steps"]]
+    if ours != [step["weights_digest"] for step in ledger.result["steps"]]:
+        found.drift.append(ledger.iteration)
+
+
+def _lineage_of(chain: list[Ledger], default: str) -> str:
+    return chain[-1].weight_version.rsplit("-", 1)[0] if chain else default
+
+
+def next_lineage(lineage: str) -> str:
+    """The name after: l0 -> l1."""
+    match = re.fullmatch(r"l(\d+)", lineage)
+    return f"l{int(match[1]) + 1}" if match else f"{lineage}.l1"

@@ -1,0 +1,129 @@
+"""Stage 4: which groups the iteration trains, in which optimizer step, with which rewards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from slime_core.algorithms.advantages.groups import Groups
+from slime_core.algorithms.advantages.registry import group_rewards
+from slime_core.batching.select import (
+    GroupVerdict,
+    choose_groups,
+    optimizer_steps,
+    rollout_denominators,
+)
+from slime_core.batching.types import segment_sums
+from slime_core.refs import Ref
+from slime_core.run import faults
+from slime_core.run.context import RunContext
+from slime_core.sample import Status
+from slime_core.stages.rows import kept_rows, raw_rewards
+from slime_core.store.batch import Batch, BatchContent, BatchGroup, put_batch, read_batch
+from slime_core.store.columnar import SampleBatch
+from slime_core.store.parts import KEPT
+
+
+async def pack(ctx: RunContext, scored: Ref) -> Ref:
+    """Returns the iteration's batch; independent of the number of ranks."""
+    k = scored.iteration
+    faults.hold("pack", k)
+    with ctx.clock.time(k, "pack"):
+        batch = await asyncio.to_thread(_pack, ctx, k)
+    return batch.ref()
+
+
+def _pack(ctx: RunContext, k: int) -> Batch:
+    found = read_batch(ctx.backend, k)
+    if found is not None:
+        return Batch(found.content, found.digest, found=True)
+    return put_batch(ctx.backend, ctx.lease, decide(ctx, k), ctx.by(k))
+
+
+def decide(ctx: RunContext, k: int) -> BatchContent:
+    """The content of batch k, from the sealed segment k."""
+    config = ctx.config
+    seal, rows = kept_rows(ctx, k)
+    finished = seal.as_segment().finished
+    verdicts = [
+        GroupVerdict(g, stored.entry.verdict == KEPT, stored.entry.reason or "")
+        for g, stored in finished.items()
+    ]
+    selection = choose_groups(verdicts, config.rollout.rollout_batch_size)
+    chosen = [rows[group_id] for group_id in selection.chosen]
+    raw = np.concatenate([raw_rewards(ctx, batch) for batch in chosen])
+    sizes = [len(batch) for batch in chosen]
+    rollouts = rollout_ids(chosen, selection.chosen)
+    groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts)
+    return BatchContent(
+        iteration=k,
+        groups=tuple(
+            BatchGroup(g, finished[g].entry.attempt, k, size, finished[g].entry.digest)
+            for g, size in zip(selection.chosen, sizes, strict=True)
+        ),
+        seals={k: seal.digest},
+        rewards=normalised(ctx, groups).tolist(),
+        raw_rewards=raw.tolist(),
+        rollout_ids=rollouts.tolist(),
+        denominators=rollout_denominators(mask_sums(chosen), rollouts).tolist(),
+        steps=optimizer_steps(rollouts, len(set(rollouts)) // config.num_steps, config.num_steps),
+        unused=tuple(
+            (g, finished[g].entry.attempt, k, reason) for g, reason in selection.unused.items()
+        ),
+        tokens=int(sum(batch.numbers("response_length").sum() for batch in chosen)),
+        metrics=rollout_metrics(chosen, groups, seal.counts),
+    )
+
+
+def normalised(ctx: RunContext, groups: Groups) -> np.ndarray:
+    """float64 [rows]: rewards after the estimator's group transform."""
+    algorithm = ctx.config.algorithm
+    return group_rewards(
+        algorithm.advantage_estimator,
+        groups,
+        rewards_normalization=not algorithm.disable_rewards_normalization,
+        std_normalization=not algorithm.disable_grpo_std_normalization,
+    )
+
+
+def rollout_ids(chosen: list[SampleBatch], group_ids: tuple[int, ...]) -> np.ndarray:
+    """int64 [rows]: rows of one rollout share an id, rows of different ones never do."""
+    ids: list[int] = []
+    for batch, group_id in zip(chosen, group_ids, strict=True):
+        places = batch.numbers("sample_position")
+        ids += [group_id * 2**20 + int(place) for place in places]
+    return np.asarray(ids, dtype=np.int64)
+
+
+def mask_sums(chosen: list[SampleBatch]) -> np.ndarray:
+    """float64 [rows]: trained tokens of each row; a removed sample has none."""
+    sums = []
+    for batch in chosen:
+        mask = batch.loss_mask
+        trained = segment_sums(mask.values, mask.offsets).astype(np.float64)
+        trained = np.where(mask.valid, trained, batch.numbers("response_length"))
+        sums.append(np.where(batch.numbers("remove_sample"), 0.0, trained))
+    return np.concatenate(sums)
+
+
+def rollout_metrics(
+    chosen: list[SampleBatch], groups: Groups, counts: dict[str, int]
+) -> dict[str, float]:
+    """Metrics of the generated batch, by the names of docs/metrics."""
+    lengths = np.concatenate([batch.numbers("response_length") for batch in chosen])
+    status = [value for batch in chosen for value in batch.texts("status")]
+    found = {
+        "rollout/raw_reward": float(groups.rewards.mean()),
+        "rollout/response_len/mean": float(lengths.mean()),
+        "rollout/response_len/max": float(lengths.max()),
+        "rollout/response_len/min": float(lengths.min()),
+        "rollout/response_len/median": float(np.median(lengths)),
+        "rollout/response_tokens": float(lengths.sum()),
+        "rollout/truncated_ratio": status.count(Status.TRUNCATED.value) / len(status),
+        "rollout/zero_std_groups": float(groups.constant.sum()),
+    }
+    for verdict, count in counts.items():
+        if not verdict.startswith(KEPT):
+            found[f"rollout/groups/{verdict.replace(':', '_')}"] = float(count)
+    return found
