@@ -102,6 +102,14 @@ class Outbox:
         self._append(record)
         return record.metrics
 
+    def evaluations(self, prefix: str) -> dict[str, float]:
+        """Projects every evaluation below a prefix (one weight version) and returns all metrics."""
+        metrics: dict[str, float] = {}
+        for entry in self._store.list(prefix):
+            if entry.key.endswith(".json"):
+                metrics |= self.evaluation(entry.key)
+        return metrics
+
     def evaluation(self, key: str) -> dict[str, float]:
         """Projects the evaluation document at `key` and returns its metrics."""
         record = self._evaluation(key)

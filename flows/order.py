@@ -1,0 +1,66 @@
+"""The order of a run: recover, then iterations of seven stages. Whoever shows it is passed in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from slime_core.store import layout
+from tasks._run import Bound, bound, run_stage
+
+if TYPE_CHECKING:
+    from slime_core.run.recover import Recovery
+
+log = logging.getLogger(__name__)
+StageCall = Callable[..., Awaitable[Any]]
+IterationCall = Callable[[int], Awaitable[None]]
+
+
+async def training(
+    run: Bound, recovery: Recovery, stage: StageCall, iteration: IterationCall
+) -> None:
+    """Trains from where recovery ended to the last iteration.
+
+    Args:
+        run: the bound run.
+        recovery: says which iteration is next.
+        stage: calls a stage, as `run_stage` does.
+        iteration: calls an iteration.
+    """
+    first, end = recovery.next_iteration, run.context.config.run.num_rollout
+    await _evaluate_if_due(run, first - 1, stage)
+    run.report.start()
+    for k in range(first, end):
+        await iteration(k)
+
+
+async def stages_of(k: int, stage: StageCall) -> dict[str, float]:
+    """The stages of iteration k in their order; returns its metrics."""
+    run = bound()
+    draws = await stage("sample", k, k)
+    seal = await stage("generate", k, draws)
+    scored = await stage("reward", k, seal)
+    batch = await stage("pack", k, scored)
+    ledger = await stage("train", k, batch)
+    await stage("sync", k, ledger)
+    metrics = run.context.outbox.iteration(k)
+    metrics |= await _evaluate_if_due(run, k, stage)
+    run.report.iteration(k, metrics)
+    return metrics
+
+
+async def plain_iteration(k: int) -> None:
+    """Iteration k without Prefect."""
+    await stages_of(k, run_stage)
+
+
+async def _evaluate_if_due(run: Bound, k: int, stage: StageCall) -> dict[str, float]:
+    """Evaluates the weights that contain k + 1 iterations, where the configuration asks for it."""
+    if not run.stages.due_evaluation(run.context, k):
+        return {}
+    await stage("evaluate", k, k, k + 1)
+    version = f"{run.context.state.lineage}-{k + 1}"
+    metrics = run.context.outbox.evaluations(f"{layout.EVALS}{version}/")
+    run.report.evaluation(metrics)
+    return metrics

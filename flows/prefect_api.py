@@ -1,0 +1,180 @@
+"""Calls to Prefect's API that a run can do without: names, marks, artifacts, late reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import httpx
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas import filters
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Completed, Crashed
+
+from flows.server import api_answers
+from slime_core.tracking.registry import find
+
+log = logging.getLogger(__name__)
+API_ERRORS = (httpx.HTTPError, ObjectNotFound)
+UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+PAGE = 200
+GONE = "the process of this run is gone; the run went on in another flow run"
+LATE = "reported late: Prefect was away when this ended"
+
+
+@dataclass
+class Shown:
+    """What Prefect shows of the current run.
+
+    Attributes:
+        current: subflow run of the current iteration.
+        finished: that iteration's stages are done.
+        failure: what that iteration's stages raised.
+        unreported: subflow runs that ended while the API was away.
+    """
+
+    current: UUID | None = None
+    finished: bool = False
+    failure: BaseException | None = None
+    unreported: list[UUID] = field(default_factory=list)
+
+    def expect(self) -> None:
+        """Forgets the iteration before."""
+        self.current, self.finished, self.failure = None, False, None
+
+    def begin(self) -> None:
+        """Notes the subflow run that has just begun."""
+        self.current = UUID(str(flow_run.id))
+
+
+SHOWN: ContextVar[Shown] = ContextVar("slime_shown")
+
+
+def shown() -> Shown:
+    """Of the current parent flow."""
+    return SHOWN.get()
+
+
+async def reachable() -> bool:
+    """True if the API answers within a second."""
+    url = PREFECT_API_URL.value()
+    return url is None or await asyncio.to_thread(api_answers, url)
+
+
+async def announce(run_id: str) -> None:
+    """Names the parent flow's run after the training and tags it, so that a resume finds it."""
+    own = UUID(str(flow_run.id))
+    async with _forgiving("naming the flow run") as client:
+        tags = {*flow_run.tags, f"run:{run_id}"}
+        await client.update_flow_run(own, name=run_id, tags=tags)
+
+
+async def crash_unfinished(run_id: str) -> int:
+    """Marks what earlier processes of this training left unfinished as crashed.
+
+    Prefect matches subflows by the order of their calls when a flow run is retried, so one that
+    still counts as running would be taken for another iteration.
+
+    Returns:
+        How many flow runs and task runs were marked.
+    """
+    own = UUID(str(flow_run.id))
+    marked = 0
+    async with _forgiving("marking crashed runs") as client:
+        earlier = await _flow_runs(client, tags=filters.FlowRunFilterTags(all_=[f"run:{run_id}"]))
+        parents = [run for run in earlier if run != own]
+        owners = [own, *parents]
+        children = await _flow_runs(
+            client, parent_flow_run_id=filters.FlowRunFilterParentFlowRunId(any_=owners)
+        )
+        for task_run in await _task_runs(client, [*parents, *children]):
+            await client.set_task_run_state(task_run, Crashed(message=GONE), force=True)
+            marked += 1
+        for gone in [*children, *parents]:
+            await client.set_flow_run_state(gone, Crashed(message=GONE), force=True)
+            marked += 1
+    return marked
+
+
+async def report_late(state: Shown) -> None:
+    """Tells Prefect of subflow runs that ended while it was away."""
+    async with _forgiving("late reports") as client:
+        while state.unreported:
+            await client.set_flow_run_state(
+                state.unreported[-1], Completed(message=LATE), force=True
+            )
+            state.unreported.pop()
+
+
+async def artifact_of(run_id: str, k: int, metrics: dict[str, float]) -> None:
+    """Writes the iteration's table; all iterations of a run share one key, as its versions."""
+    key = "iteration-" + re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    try:
+        await acreate_markdown_artifact(
+            key=key, markdown=table_of(k, metrics), description=f"{run_id}, iteration {k:06d}"
+        )
+    except API_ERRORS as error:
+        log.warning("the artifact of iteration %06d was not written: %s", k, error)
+
+
+def table_of(k: int, metrics: dict[str, float]) -> str:
+    """Markdown: seconds by stage, then every other number with its unit and meaning."""
+    times = {name: value for name, value in metrics.items() if name.endswith("_time")}
+    lines = [f"# iteration {k:06d}", "", "| stage | seconds |", "|---|---:|"]
+    for name, value in sorted(times.items(), key=lambda item: -item[1]):
+        lines.append(f"| {name.removeprefix('perf/').removesuffix('_time')} | {value:.3f} |")
+    lines += ["", "| metric | value | unit | meaning |", "|---|---:|---|---|"]
+    for name in sorted(set(metrics) - set(times)):
+        known = find(name)
+        unit, meaning = (known.unit, known.meaning) if known else ("", "")
+        lines.append(f"| {name} | {metrics[name]:.6g} | {unit} | {meaning} |")
+    return "\n".join(lines)
+
+
+@asynccontextmanager
+async def _forgiving(what: str) -> AsyncIterator[PrefectClient]:
+    """A client whose errors are logged: the run goes on."""
+    try:
+        async with get_client() as client:
+            yield client
+    except API_ERRORS as error:
+        log.warning("Prefect failed at %s: %s", what, error)
+
+
+async def _flow_runs(client: PrefectClient, **condition: object) -> list[UUID]:
+    """Ids of all unfinished flow runs under a condition."""
+    state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=UNFINISHED))
+    wanted = filters.FlowRunFilter.model_validate({"state": state, **condition})
+    found: list[UUID] = []
+    while page := await client.read_flow_runs(
+        flow_run_filter=wanted, limit=PAGE, offset=len(found)
+    ):
+        found += [run.id for run in page]
+    return found
+
+
+async def _task_runs(client: PrefectClient, owners: Sequence[UUID]) -> list[UUID]:
+    """Ids of all unfinished task runs of these flow runs."""
+    if not owners:
+        return []
+    state = filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=UNFINISHED))
+    flow_runs = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=list(owners)))
+    found: list[UUID] = []
+    while page := await client.read_task_runs(
+        flow_run_filter=flow_runs,
+        task_run_filter=filters.TaskRunFilter(state=state),
+        limit=PAGE,
+        offset=len(found),
+    ):
+        found += [run.id for run in page]
+    return found

@@ -1,0 +1,73 @@
+"""The Prefect server process: `python -m flows.server_app`, started by flows.server.OwnServer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from flows.server import die_with_parent
+
+PARENT_CHECK_S = 1.0
+GRACE_S = 4
+
+
+def create_app() -> Any:
+    """Prefect's API and pages, with write transactions that take the lock when they begin.
+
+    A deferred SQLite transaction that reads first cannot become a writer while another one
+    writes: it fails at once, whatever the busy timeout, and the client sleeps two seconds before
+    it tries again. Taking the lock at the beginning queues the writers instead.
+    """
+    from prefect.server.api.server import create_app as prefect_app
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin_deferred = AioSqliteConfiguration.begin_transaction
+
+    @asynccontextmanager
+    async def begin_immediate(
+        self: AioSqliteConfiguration, session: Any, with_for_update: bool = False
+    ) -> AsyncIterator[Any]:
+        async with begin_deferred(self, session, with_for_update=True) as transaction:
+            yield transaction
+
+    AioSqliteConfiguration.begin_transaction = begin_immediate
+    return prefect_app(final=True)
+
+
+def watch_parent(parent_pid: int) -> None:
+    """Ends this process a little after its parent, where no signal did."""
+    while os.getppid() == parent_pid:
+        time.sleep(PARENT_CHECK_S)
+    time.sleep(GRACE_S + PARENT_CHECK_S)
+    os._exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--fd", type=int, required=True, help="bound socket to listen on")
+    parser.add_argument("--parent", type=int, required=True, help="process to die with")
+    options = parser.parse_args()
+    die_with_parent(options.parent)
+    threading.Thread(target=watch_parent, args=(options.parent,), daemon=True).start()
+
+    import uvicorn
+
+    config = uvicorn.Config(
+        create_app,
+        factory=True,
+        log_level="warning",
+        lifespan="on",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=options.fd)])
+
+
+if __name__ == "__main__":
+    main()

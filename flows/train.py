@@ -1,0 +1,39 @@
+"""The training: one parent flow per run, with a subflow for each iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+from flows.iteration import stage_task, tolerant_iteration
+from flows.launch import Launch
+from flows.order import training
+from flows.prefect_api import SHOWN, Shown, announce, crash_unfinished
+from slime_core.config.tree import RunConfig
+from tasks._options import flow_options
+from tasks.recover import recover
+
+
+@flow(**flow_options("train", numbered=False))
+async def train(
+    config: RunConfig, overrides: dict[str, Any] | None = None, resume: str = "auto"
+) -> None:
+    """Train a language model by reinforcement learning.
+
+    Args:
+        config: the whole configuration.
+        overrides: single values over it by field name, such as {"lr": 1e-4}.
+        resume: "auto" takes up the last unfinished run of the same identity, "never" starts
+            another, a run id takes exactly that one.
+    """
+    launch = Launch.current() or Launch.start(config, overrides or {}, resume)
+    SHOWN.set(Shown())
+    await announce(launch.run_id)
+    async with launch.running() as run:
+        await crash_unfinished(launch.run_id)
+        recovery = await recover()
+        launch.tell(recovery)
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            await training(run, recovery, stage_task, tolerant_iteration)

@@ -1,0 +1,16 @@
+"""Keeps every test off the user's own Prefect, MLflow and Ray settings."""
+
+import os
+import tempfile
+
+FOLDER = tempfile.mkdtemp(prefix="slime-tests-")
+os.environ["PREFECT_HOME"] = f"{FOLDER}/prefect"
+for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+    os.environ.pop(name, None)
+os.environ |= {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
