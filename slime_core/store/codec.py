@@ -234,14 +234,21 @@ def _encode_reward(rows: list[dict[str, Any]], extra: list[dict[str, Any]]) -> d
         if isinstance(reward, dict):
             text = _json(reward, "reward", row)
         elif isinstance(reward, (int, float, np.number, np.bool_)):
-            number = float(reward)
-            if number != reward and number == number:
+            number = _as_float(reward)
+            if number != reward and reward == reward:
                 more["reward"] = reward
         elif reward is not None:
             more["reward"] = reward
         numbers.append(number)
         texts.append(text)
     return {"reward": pa.array(numbers, pa.float64()), "reward_values": pa.array(texts, TEXT)}
+
+
+def _as_float(number: Any) -> float | None:
+    try:
+        return float(number)
+    except OverflowError:
+        return None
 
 
 def _encode_spans(rows: list[dict[str, Any]]) -> pa.Array:

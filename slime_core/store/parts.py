@@ -129,7 +129,7 @@ def write_part(
 
 
 class PartFile:
-    """A verified part, open for reading. Its columns are views of the mapped file."""
+    """A verified part, open for reading. Its columns are views of `data`, the mapped file."""
 
     def __init__(self, name: layout.PartName, data: pa.Buffer) -> None:
         found = checksum(data)
@@ -147,7 +147,7 @@ class PartFile:
                 "update slime-flow"
             )
         self.part = Part(name, len(data), groups)
-        self._data = data
+        self.data = data
 
     def rows(self, batch: int) -> SampleBatch:
         """The rows of one group."""
@@ -159,7 +159,7 @@ class PartFile:
 
     def byte_ranges(self) -> list[tuple[int, int]]:
         """(start, length) of each record batch message in the file, for readers of ranges."""
-        stream = pa.BufferReader(self._data.slice(_MAGIC_BYTES))
+        stream = pa.BufferReader(self.data.slice(_MAGIC_BYTES))
         pa.ipc.read_message(stream)
         ranges = []
         for _ in range(self._reader.num_record_batches):
