@@ -16,6 +16,7 @@ from slime_core.errors import ConfigError
 
 GradeFunction = Callable[[str, str | None, dict[str, Any]], Any]
 PACKAGE = "slime_core.rewards"
+MATH = ("math_expr", "math_text", "text")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,18 @@ GRADERS = {
     for grader in (
         Grader("exact_match", "exact:grade_exact_match", ("text",), inline=True),
         Grader("random", "exact:grade_random", inline=True, needs_label=False),
+        Grader("math", "math_grade:grade_math", MATH),
+        Grader("deepscaler", "math_grade:grade_deepscaler", MATH),
+        Grader("hendrycks_math", "math_grade:grade_hendrycks_math", MATH),
+        Grader("math_verify", "math_equiv:grade_math_verify", MATH),
+        Grader("dapo", "dapo:grade_dapo", ("math_text",)),
+        Grader("gsm8k", "gsm8k:grade_gsm8k"),
+        Grader("gsm8k_strict", "gsm8k:grade_gsm8k_strict"),
+        Grader("gsm8k_flexible", "gsm8k:grade_gsm8k_flexible"),
+        Grader("f1", "qa:grade_f1", ("text",)),
+        Grader("ifeval", "ifeval:grade_ifeval", ("text",), needs_label=False),
+        Grader("ifbench", "ifeval:grade_ifeval", ("text",), needs_label=False),
+        Grader("gpqa", "choices:grade_gpqa", ("math_text", "text")),
     )
 }
 
