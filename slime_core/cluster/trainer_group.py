@@ -11,6 +11,7 @@ import ray
 from slime_core.cluster.calls import answer
 from slime_core.cluster.train_call import TrainCall
 from slime_core.errors import TrainerError
+from slime_core.run import faults
 from slime_core.run.logs import log_to_file
 from slime_core.store.source import BatchSource
 
@@ -56,6 +57,7 @@ class TrainerActor:
             batch=batch,
             seed=call.seed,
             forced_skips=call.forced_skips,
+            before_step=lambda step: faults.hold("train-middle", call.iteration),
         )
 
     def invoke(self, method: str, *args: Any) -> Any:
