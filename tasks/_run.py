@@ -46,7 +46,6 @@ class Stages:
     @classmethod
     def real(cls) -> Stages:
         """The stages of slime_core."""
-        from slime_core import stages
         from slime_core.run.recover import recover
         from slime_core.stages import evaluate, generate, pack, reward, sample, sync, train
 
@@ -59,7 +58,7 @@ class Stages:
             train=train.train,
             sync=sync.sync,
             evaluate=evaluate.evaluate,
-            due_evaluation=stages.due_evaluation,
+            due_evaluation=evaluate.due_evaluation,
         )
 
 

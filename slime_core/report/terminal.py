@@ -31,7 +31,7 @@ class Terminal:
     def __init__(self, total: int, stream: TextIO | None = None, live: bool | None = None) -> None:
         self._total = total
         self._stream = stream or sys.stdout
-        self._accuracy: float | None = None
+        self._scores: dict[str, float] = {}
         self._ends: deque[float] = deque(maxlen=PACE_WINDOW + 1)
         self._line = ""
         self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
@@ -57,11 +57,10 @@ class Terminal:
         self._ends.append(time.monotonic())
 
     def evaluation(self, metrics: dict[str, float]) -> None:
-        """Remembers the accuracy (else the mean reward) of the first dataset."""
-        found = [value for name, value in metrics.items() if name.endswith("/accuracy")]
-        found += [value for name, value in metrics.items() if name.count("/") == 1]
-        if found:
-            self._accuracy = found[0]
+        """Remembers the mean reward of each dataset."""
+        for name, value in metrics.items():
+            if name.startswith("eval/") and name.count("/") == 1:
+                self._scores[name.removeprefix("eval/")] = value
 
     def iteration(self, k: int, metrics: dict[str, float]) -> None:
         """Shows a finished iteration."""
@@ -87,8 +86,9 @@ class Terminal:
         parts = [f"iteration {k + 1}/{self._total}"]
         if (reward := metrics.get("rollout/raw_reward")) is not None:
             parts.append(f"reward {reward:.3f}")
-        if self._accuracy is not None:
-            parts.append(f"accuracy {self._accuracy:.3f}")
+        if self._scores:
+            scores = " ".join(f"{name} {value:.3f}" for name, value in self._scores.items())
+            parts.append(f"eval {scores}")
         if (speed := metrics.get("perf/tokens_per_gpu_per_sec")) is not None:
             parts.append(f"{speed:.0f} tokens/s")
         times = [

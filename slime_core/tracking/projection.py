@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STAGE_METRICS = {"generate": "perf/rollout_time", "sync": "perf/update_weights_time"}
+TRAINER_METRICS = {"log_probs": "perf/log_probs_time", "steps": "perf/actor_train_time"}
 WORKING_STAGES = ("train",)
 GROUPS = ("rollout/", "train/", "perf/", "eval/", "sync/", "progress/", "multi_turn/", "passrate/")
 
@@ -65,9 +66,8 @@ def iteration_record(
     """
     metrics = {"progress/iteration": float(iteration)}
     metrics |= _prefixed("rollout/", batch.get("metrics", {}))
-    metrics |= _steps(ledger.get("steps", []))
-    metrics |= _prefixed("train/", ledger.get("metrics", {}))
-    seconds = dict(ledger_by.get("seconds", {}))
+    metrics |= _steps(ledger["result"]["steps"])
+    seconds = {"train": ledger_by.get("wall_s", 0.0), **ledger_by.get("seconds", {})}
     if sync is not None:
         body, by = sync
         seconds |= by.get("seconds", {})
@@ -76,6 +76,8 @@ def iteration_record(
             if (value := by.get(source, body.get(source))) is not None:
                 metrics[name] = float(value)
     metrics |= _seconds(seconds)
+    for part, value in ledger_by.get("train_seconds", {}).items():
+        metrics[TRAINER_METRICS.get(part, f"perf/train_{part}_time")] = float(value)
     metrics |= _throughput(metrics, rollout_gpus)
     return Record(key, iteration, time_s, metrics)
 
@@ -101,10 +103,7 @@ def _prefixed(prefix: str, numbers: dict[str, Any]) -> dict[str, float]:
 
 def _steps(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Means over the optimizer steps that were not skipped; the last learning rate."""
-    if not steps:
-        return {}
-    flat = [{**step, **step.get("metrics", {})} for step in steps]
-    done = [step for step in flat if not step.get("skipped")]
+    done = [step for step in steps if not step.get("skipped")]
     found = {
         "train/steps": float(len(steps)),
         "train/skipped_steps": float(len(steps) - len(done)),
@@ -113,7 +112,7 @@ def _steps(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     for name in sorted(names - {"skipped", "lr"}):
         values = [float(step[name]) for step in done if _is_number(step.get(name))]
         found |= _prefixed("train/", {name: math.fsum(values) / len(values)})
-    if "lr" in steps[-1]:
+    if steps and "lr" in steps[-1]:
         found["train/lr"] = float(steps[-1]["lr"])
     return found
 
@@ -122,8 +121,6 @@ def _seconds(seconds: dict[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for stage, value in seconds.items():
         found[STAGE_METRICS.get(stage, f"perf/{stage}_time")] = float(value)
-    if not seconds:
-        return found
     total = math.fsum(float(value) for value in seconds.values())
     found["perf/step_time"] = total
     working = math.fsum(float(seconds.get(stage, 0.0)) for stage in WORKING_STAGES)
@@ -133,18 +130,11 @@ def _seconds(seconds: dict[str, Any]) -> dict[str, float]:
 
 
 def _throughput(metrics: dict[str, float], rollout_gpus: int) -> dict[str, float]:
-    tokens, seconds = response_tokens(metrics), metrics.get("perf/rollout_time", 0.0)
+    tokens = metrics.get("rollout/response_tokens")
+    seconds = metrics.get("perf/rollout_time", 0.0)
     if tokens is None or seconds <= 0:
         return {}
     return {"perf/tokens_per_gpu_per_sec": tokens / seconds / rollout_gpus}
-
-
-def response_tokens(metrics: dict[str, float]) -> float | None:
-    """Response tokens of the iteration, where the batch counted them."""
-    for name in ("rollout/tokens/response", "rollout/response_tokens"):
-        if name in metrics:
-            return metrics[name]
-    return None
 
 
 def _is_number(value: Any) -> bool:

@@ -28,7 +28,7 @@ def test_plain_lines_have_every_number_and_the_time_left(monkeypatch):
     monkeypatch.setattr(module, "time", clock)
     shown = Terminal(10, stream)
     shown.start()
-    shown.evaluation({"eval/sort/accuracy": 0.5, "eval/sort": 0.25})
+    shown.evaluation({"eval/greedy": 0.5, "eval/sampled": 0.25, "eval/greedy/reward": 0.5})
     for k in range(2):
         shown.stage("generate", k)
         clock.now += 4.0
@@ -36,7 +36,7 @@ def test_plain_lines_have_every_number_and_the_time_left(monkeypatch):
     shown.close()
     first, second = stream.getvalue().splitlines()
     assert first == (
-        "iteration 1/10  reward 0.438  accuracy 0.500  1234 tokens/s  "
+        "iteration 1/10  reward 0.438  eval greedy 0.500 sampled 0.250  1234 tokens/s  "
         "generate 0.51 train 0.25 sync 0.10 s  36 s left"
     )
     assert second.startswith("iteration 2/10") and second.endswith("32 s left")
@@ -53,12 +53,15 @@ def test_the_pace_follows_the_last_iterations(monkeypatch):
     assert stream.getvalue().splitlines()[-1] == "iteration 50/100  50 s left"
 
 
-def test_the_mean_reward_stands_in_for_a_missing_accuracy():
+def test_the_scores_of_the_last_evaluation_stay():
     stream = io.StringIO()
-    shown = Terminal(1, stream)
-    shown.evaluation({"eval/sort": 0.25, "eval/sort/reward": 0.25})
-    shown.iteration(0, {})
-    assert "accuracy 0.250" in stream.getvalue()
+    shown = Terminal(3, stream)
+    for score in (0.25, 0.75):
+        shown.evaluation({"eval/sort": score})
+        shown.iteration(0, {})
+    shown.iteration(2, {})
+    scores = [line.split("eval sort ")[1][:5] for line in stream.getvalue().splitlines()]
+    assert scores == ["0.250", "0.750", "0.750"]
 
 
 def test_a_live_line_is_redrawn_and_the_last_one_stays():

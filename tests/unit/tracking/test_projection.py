@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from slime_core.tracking.projection import Record, evaluation_record, iteration_record
 from slime_core.tracking.registry import METRICS, find, sanitised
 
-SECONDS = {"sample": 0.25, "generate": 4.0, "reward": 0.0, "pack": 0.25, "train": 5.0}
+BEFORE = {"sample": 0.25, "generate": 4.0, "reward": 0.0, "pack": 0.25}
+ALL = {**BEFORE, "train": 5.0, "sync": 0.5}
+STEPS = [
+    {"loss": 0.25, "grad_norm": 1.0, "lr": 1e-3, "skipped": False, "weights_digest": "a"},
+    {"loss": math.nan, "grad_norm": math.nan, "lr": 3e-3, "skipped": True},
+    {"loss": 0.75, "grad_norm": 3.0, "lr": 2e-3, "skipped": False},
+]
 
 
 def project(**changes):
@@ -17,22 +23,10 @@ def project(**changes):
         "key": "iterations/000003",
         "iteration": 3,
         "time_s": 100.0,
-        "batch": {"metrics": {"raw_reward": 0.5, "tokens/response": 640}},
-        "ledger": {
-            "steps": [
-                {
-                    "loss": 0.25,
-                    "grad_norm": 1.0,
-                    "lr": 1e-3,
-                    "skipped": False,
-                    "weights_digest": "a",
-                },
-                {"loss": math.nan, "grad_norm": math.nan, "lr": 3e-3, "skipped": True},
-                {"loss": 0.75, "grad_norm": 3.0, "lr": 2e-3, "skipped": False},
-            ]
-        },
-        "ledger_by": {"seconds": SECONDS},
-        "sync": ({"version": "a-4"}, {"seconds": {"sync": 0.5}, "canary": 2e-6, "engines": 2}),
+        "batch": {"metrics": {"raw_reward": 0.5, "rollout/response_tokens": 640}},
+        "ledger": {"result": {"steps": STEPS}},
+        "ledger_by": {"seconds": BEFORE, "wall_s": 4.75, "train_seconds": {"log_probs": 1.0}},
+        "sync": ({"version": "a-4"}, {"seconds": ALL, "canary": 2e-6, "engines": 2}),
         "rollout_gpus": 2,
     }
     return iteration_record(**{**arguments, **changes})
@@ -49,7 +43,7 @@ def test_steps_are_averaged_without_the_skipped_ones():
 
 def test_an_iteration_whose_steps_were_all_skipped_still_says_so():
     steps = [{"loss": math.nan, "lr": 1e-3, "skipped": True}]
-    metrics = project(ledger={"steps": steps}).metrics
+    metrics = project(ledger={"result": {"steps": steps}}).metrics
     assert metrics["train/skipped_steps"] == 1
     assert "train/loss" not in metrics
 
@@ -60,13 +54,15 @@ def test_seconds_become_timings_and_throughput():
     assert metrics["perf/update_weights_time"] == 0.5
     assert metrics["perf/step_time"] == 10.0
     assert metrics["perf/wait_time_ratio"] == 0.5
+    assert metrics["perf/log_probs_time"] == 1.0
+    assert metrics["sync/canary_abs_diff"] == 2e-6
     assert metrics["perf/tokens_per_gpu_per_sec"] == 640 / 4.0 / 2
 
 
 def test_without_a_sync_document_there_is_no_new_weight_version():
     metrics = project(sync=None).metrics
     assert "progress/weight_version" not in metrics
-    assert metrics["perf/step_time"] == 9.5
+    assert metrics["perf/step_time"] == 4.5 + 4.75
 
 
 def test_an_evaluation_is_dated_by_the_weights_it_measured():
