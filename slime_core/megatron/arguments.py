@@ -13,11 +13,13 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
 from slime_core.megatron.settings import TrainerSettings
-from slime_core.weights.tables.shape import ModelShape
+
+if TYPE_CHECKING:
+    from slime_core.weights.tables.shape import ModelShape
 
 # Megatron option -> field of ModelShape. They follow from config.json and are only compared.
 _FROM_MODEL = {
@@ -50,6 +52,7 @@ _FIXED = {
     "attention_dropout": 0.0,
     "use_distributed_optimizer": True,
     "optimizer": "adam",
+    "overlap_param_gather": False,  # weights are read right after a step
     "transformer_impl": "local",
     "persist_layer_norm": False,
     "apply_rope_fusion": False,
@@ -149,6 +152,19 @@ _INTERNAL = frozenset(
         "average_in_collective",
     }
 )
+_SWITCHES = frozenset(
+    {"bf16", "qk_layernorm", "add_qkv_bias", "untie_embeddings_and_output_weights"}
+)
+# Names known without asking Megatron, whose import takes seconds.
+_MAPPED_HERE = (
+    _SWITCHES
+    | _FROM_MODEL.keys()
+    | _FIXED.keys()
+    | _NEGATIONS.keys()
+    | _RENAMED.keys()
+    | _WITHOUT_EFFECT
+    | _SETTINGS
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +187,7 @@ class ResolvedOptions:
 
 def known_names() -> frozenset[str]:
     """Every option name that can stand in `megatron` (some only with one value)."""
-    names = set(_FROM_MODEL) | set(_FIXED) | set(_NEGATIONS) | set(_RENAMED) | _WITHOUT_EFFECT
-    names |= _SETTINGS | {"bf16", "qk_layernorm", "add_qkv_bias"}
-    names |= {"untie_embeddings_and_output_weights"}
+    names = set(_MAPPED_HERE)
     for fields in _megatron_fields().values():
         names |= set(fields)
     return frozenset(names - _INTERNAL - set(_ELSEWHERE))
@@ -191,15 +205,18 @@ def check_names(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"megatron option {given!r} is set by {_ELSEWHERE[name]}")
         if name in _INTERNAL:
             raise ConfigError(f"megatron option {given!r} is set by the trainer itself")
-        if name not in known_names():
+        if name not in _MAPPED_HERE and name not in known_names():
             near = difflib.get_close_matches(name, known_names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"unknown megatron option {given!r}{hint}")
-        _check_type(given, value, _type_of(name))
-        if name in _FIXED and value != _FIXED[name]:
-            raise ConfigError(
-                f"megatron option {given!r} is {value!r}, the trainer supports {_FIXED[name]!r}"
-            )
+        if name in _FIXED:
+            if value != _FIXED[name]:
+                raise ConfigError(
+                    f"megatron option {given!r} is {value!r}, the trainer supports "
+                    f"{_FIXED[name]!r} only"
+                )
+        elif name not in _FROM_MODEL and name not in _WITHOUT_EFFECT:
+            _check_type(given, value, _type_of(name))
 
 
 def resolve(settings: TrainerSettings, shape: ModelShape) -> ResolvedOptions:
@@ -258,13 +275,15 @@ def _megatron_fields() -> dict[str, dict[str, Any]]:
 
 
 def _type_of(name: str) -> Any:
-    if name in _NEGATIONS or name in ("swiglu", "bf16", "disable_bias_linear"):
+    if name in _NEGATIONS or name in _SWITCHES:
         return bool
     if name in _SETTINGS:
         return typing.get_type_hints(TrainerSettings)[name]
+    if name in _RENAMED:
+        return int
     for fields in _megatron_fields().values():
-        if _RENAMED.get(name, name) in fields:
-            return fields[_RENAMED.get(name, name)]
+        if name in fields:
+            return fields[name]
     return Any
 
 

@@ -14,6 +14,7 @@ import functools
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,12 @@ from slime_core.errors import ConfigError, TrainerError
 CPU = torch.device("cpu")
 _MARK = "_slime_flow_cpu_layer"
 
+# Megatron says these about its own defaults; a reader of the logs can do nothing about them.
+_EXPECTED_WARNINGS = (
+    ".*(Transformer Engine|Apex).* not installed",
+    "full scope is deprecated",
+    "The .grad attribute of a Tensor that is not a leaf",
+)
 _FACTORIES = (
     "arange",
     "as_tensor",
@@ -66,6 +73,9 @@ def install(device: str) -> None:
         ConfigError: another device name, or CUDA asked for where there is none.
         TrainerError: megatron was imported before the CPU layer could be installed.
     """
+    for message in _EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch|megatron)\.")
     if device == "cuda":
         if is_installed():
             raise TrainerError("the CPU device layer is installed; CUDA needs a fresh process")

@@ -49,8 +49,6 @@ def transformer_config(
         "qk_layernorm": has_parameter(shape, "self_attention.q_layernorm.weight"),
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        # All weights come from the checkpoint.
-        "perform_initialization": False,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "autocast_dtype": dtype,
@@ -97,8 +95,9 @@ class PolicyModel(GPTModel):
             [n, hidden]
         """
         if self.config.sequence_parallel:
+            # The head sums its input gradients over the ranks, so here they are only cut.
             hidden_states = gather_from_sequence_parallel_region(
-                hidden_states, group=self.pg_collection.tp
+                hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
         return hidden_states.squeeze(1).index_select(0, index)
 
@@ -132,7 +131,7 @@ def build_model(
         ConfigError: weights and config.json do not belong together, or the parallel sizes do not
             divide the model.
     """
-    _check_divisible(settings, shape)
+    _check_divisible(settings, shape, options)
     shape = replace(
         shape,
         padded_vocab_size=padded_vocab_size(
@@ -241,7 +240,9 @@ def _refuse_unknown(tensors: HFTensors, shape: ModelShape, checkpoint: str) -> N
         )
 
 
-def _check_divisible(settings: TrainerSettings, shape: ModelShape) -> None:
+def _check_divisible(
+    settings: TrainerSettings, shape: ModelShape, options: ResolvedOptions
+) -> None:
     size = settings.tensor_model_parallel_size
     for name, value in (
         ("num_attention_heads", shape.num_heads),
@@ -253,9 +254,12 @@ def _check_divisible(settings: TrainerSettings, shape: ModelShape) -> None:
                 f"tensor_model_parallel_size {size} does not divide the model's {name} {value}"
             )
     stages = settings.pipeline_model_parallel_size
-    if shape.num_layers < stages:
+    uneven = any("pipeline_stage" in name for name in options.transformer)
+    if shape.num_layers % stages and not uneven:
         raise ConfigError(
-            f"pipeline_model_parallel_size {stages} exceeds the model's {shape.num_layers} layers"
+            f"the model's {shape.num_layers} layers cannot be dealt evenly to "
+            f"pipeline_model_parallel_size {stages} stages; set the megatron options "
+            "num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage"
         )
 
 

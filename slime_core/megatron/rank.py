@@ -32,8 +32,13 @@ class TrainerRank:
     what it holds is unknown, so it must be replaced.
     """
 
-    def __init__(self, settings: TrainerSettings) -> None:
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        build: Callable[[TrainerSettings], PolicyTrainer] | None = None,
+    ) -> None:
         self.settings = settings
+        self._build = build or build_trainer
         self._trainer: PolicyTrainer | None = None
         self._lock = threading.Lock()  # guards the fields below, never held for long
         self._running = threading.Lock()  # one call at a time
@@ -54,15 +59,10 @@ class TrainerRank:
             ConfigError: settings and model do not fit together.
             TrainerError: the process cannot train, or the other ranks did not come.
         """
-        from slime_core.megatron import device
-
         with self._exclusive("setup", changes_weights=True):
             if self._trainer is not None:
                 raise TrainerError("setup was called twice")
-            device.install(self.settings.device)
-            from slime_core.megatron.trainer import PolicyTrainer
-
-            self._trainer = PolicyTrainer(self.settings)
+            self._trainer = self._build(self.settings)
             return {
                 "weights_digest": self._trainer.weights_digest(),
                 "parameters": self._trainer.num_parameters,
@@ -265,6 +265,16 @@ class TrainerRank:
             with self._lock:
                 self._taint = f"{call} failed: {type(error).__name__}: {error}"
             raise
+
+
+def build_trainer(settings: TrainerSettings) -> PolicyTrainer:
+    """Prepares this process for the device and builds the trainer in it."""
+    from slime_core.megatron import device
+
+    device.install(settings.device)
+    from slime_core.megatron.trainer import PolicyTrainer
+
+    return PolicyTrainer(settings)
 
 
 def mean_metrics(steps: Sequence[dict[str, Any]]) -> dict[str, float]:

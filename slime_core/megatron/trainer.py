@@ -48,9 +48,13 @@ class PolicyTrainer:
         self.settings.check()
         loss = loss_setup(self.settings)
         parallel.start(self.settings)
-        model, self.shape = build_model(self.settings, shape, options)
-        self.state = build_train_state(model, self.settings, options)
-        self.steps = StepRunner(self.settings, self.shape, self.state, loss)
+        try:
+            model, self.shape = build_model(self.settings, shape, options)
+            self.state = build_train_state(model, self.settings, options)
+            self.steps = StepRunner(self.settings, self.shape, self.state, loss)
+        except BaseException:
+            parallel.stop()
+            raise
 
     @property
     def num_parameters(self) -> int:

@@ -1,0 +1,69 @@
+"""Trainer processes for the tests: the device layer changes torch for a whole process, so nothing
+of the trainer runs in the test process itself."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(Path(__file__).parent))  # spawned processes inherit it and find jobs.py
+
+JOB_TIMEOUT_S = 120.0
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+@pytest.fixture(scope="session")
+def rank_pools() -> Iterator[list[ProcessPoolExecutor]]:
+    """Two processes that stay for the session; a trainer is set up and closed in each test."""
+    pools = [_pool(), _pool()]
+    yield pools
+    for pool in pools:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def in_trainer(rank_pools: list[ProcessPoolExecutor]) -> Callable[..., Any]:
+    """Runs a job in a trainer process."""
+
+    def run(job: Callable[..., Any], *args: Any) -> Any:
+        return rank_pools[0].submit(job, *args).result(JOB_TIMEOUT_S)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def in_ranks(rank_pools: list[ProcessPoolExecutor]) -> Callable[..., list[Any]]:
+    """Runs a job on two ranks at once: job(rank, port, *args); returns both results."""
+
+    def run(job: Callable[..., Any], *args: Any) -> list[Any]:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        pending = [pool.submit(job, rank, port, *args) for rank, pool in enumerate(rank_pools)]
+        return [future.result(JOB_TIMEOUT_S) for future in pending]
+
+    return run
+
+
+@pytest.fixture
+def in_fresh_process() -> Iterator[Callable[..., Any]]:
+    """Runs a job in a process of its own."""
+    pool = _pool()
+    yield lambda job, *args: pool.submit(job, *args).result(JOB_TIMEOUT_S)
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+@pytest.fixture(scope="session")
+def shipped_model() -> str:
+    """The model that the quickstart ships."""
+    return str(ROOT / "configs" / "quickstart" / "model")

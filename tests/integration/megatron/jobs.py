@@ -1,0 +1,237 @@
+"""What runs inside trainer processes. Arguments and results are plain, so that they can travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from slime_core.batching.types import TrainBatch
+from slime_core.errors import TrainerError
+from slime_core.megatron.rank import TrainerRank
+from slime_core.megatron.settings import TrainerSettings
+
+
+@contextmanager
+def trainer(settings: dict[str, Any]) -> Iterator[TrainerRank]:
+    rank = TrainerRank(TrainerSettings(**settings))
+    try:
+        rank.setup()
+        rank.set_state("s0")
+        yield rank
+    finally:
+        rank.close()
+
+
+def logits(settings: dict[str, Any], rows: list[list[int]]) -> np.ndarray:
+    """[tokens, vocabulary] logits of all sequences in one pack."""
+    import torch
+
+    with trainer(settings) as rank:
+        from slime_core.megatron.model import packed_params  # the device layer comes first
+
+        model = rank._trainer.state.model  # type: ignore[union-attr]
+        ids = torch.tensor([token for row in rows for token in row])[None]
+        lengths = [len(row) for row in rows]
+        cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+        with torch.no_grad():
+            hidden = model(ids, ids * 0, None, packed_seq_params=packed_params(cu, max(lengths)))
+            out = model.head(hidden.squeeze(1))
+        return out[:, : rank._trainer.shape.vocab_size].numpy()  # type: ignore[union-attr]
+
+
+def canary(settings: dict[str, Any], tokens: list[int]) -> list[float]:
+    with trainer(settings) as rank:
+        return rank.canary(tokens)
+
+
+def export(settings: dict[str, Any], folder: str, max_file_bytes: int | None = None) -> Any:
+    with trainer(settings) as rank:
+        if max_file_bytes is None:
+            return rank.export_hf(folder, "a-0")
+        from slime_core.megatron.export import export_hf
+
+        own = rank._trainer
+        assert own is not None
+        return export_hf(own.state.model, own.shape, own.settings, folder, "a-0", max_file_bytes)
+
+
+def train(
+    settings: dict[str, Any],
+    batches: list[TrainBatch],
+    load: str | None = None,
+    save_after: tuple[int, str] | None = None,
+    export_to: str | None = None,
+    forced_skips: list[tuple[bool, ...]] | None = None,
+) -> dict[str, Any]:
+    """Trains batches one after another; states are numbered by batch."""
+    saved = None
+    with trainer(settings) as rank:
+        loaded = None
+        if load is not None:
+            loaded = rank.load(load)
+        first = int(rank.status()["state"][1:])
+        results = []
+        for number, batch in enumerate(batches, first):
+            skips = forced_skips[number] if forced_skips else None
+            results.append(rank.train(1, f"s{number}", f"s{number + 1}", "b", batch, number, skips))
+            if save_after is not None and save_after[0] == number:
+                saved = rank.save(save_after[1])
+        if export_to is not None:
+            rank.export_hf(export_to, "a-1")
+        return {"results": results, "loaded": loaded, "saved": saved}
+
+
+def train_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> dict[str, Any]:
+    """`train` on one of two ranks."""
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    return train(settings | own, *args)
+
+
+def verify(folder: str, manifest: dict[str, Any]) -> None:
+    from slime_core.megatron import device
+
+    device.install("cpu")
+    from slime_core.megatron.digest import verify_directory
+
+    verify_directory(folder, manifest)
+
+
+def disagree(rank: int, port: int, settings: dict[str, Any], batch: TrainBatch) -> Any:
+    """Each rank is told of another batch; the error and whether it taints."""
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    with trainer(settings | own) as trainer_rank:
+        try:
+            trainer_rank.train(1, "s0", "s1", f"batch-{rank}", batch, 0)
+        except TrainerError as error:
+            return str(error), trainer_rank.status()["tainted"]
+        return "trained", False
+
+
+def device_layer() -> dict[str, Any]:
+    """What "cuda" means once the CPU layer is installed."""
+    import torch
+
+    from slime_core.megatron import device
+
+    device.install("cpu")
+    device.install("cpu")
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        made = torch.zeros(2, device="cuda", pin_memory=True)
+    return {
+        "devices": [
+            str(x.device)
+            for x in (
+                made,
+                made.to("cuda:0"),
+                made.cuda(),
+                made.new_ones(1, device="cuda"),
+                torch.empty_like(made, device=torch.device("cuda", 1)),
+                torch.nn.Linear(1, 1).to("cuda").weight,
+                torch.nn.Linear(1, 1).cuda().weight,
+            )
+        ],
+        "type": made.type(),
+        "cast": made.type("torch.cuda.DoubleTensor").dtype == torch.float64,
+        "elapsed_ms": start.elapsed_time(end) >= 0,
+        "available": torch.cuda.is_available(),
+        "memory": torch.cuda.memory_allocated(),
+    }
+
+
+def import_order() -> str:
+    """The layer's refusal where megatron came first."""
+    import megatron.core
+
+    from slime_core.megatron import device
+
+    assert megatron.core
+    try:
+        device.install("cpu")
+    except TrainerError as error:
+        return str(error)
+    return ""
+
+
+def all_to_all(rank: int, port: int) -> list[int]:
+    """Split sizes given as tensors, as Megatron's expert dispatcher gives them."""
+    import torch
+    import torch.distributed as dist
+
+    from slime_core.megatron import device
+
+    device.install("cpu")
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        # Rank r sends r + 1 numbers to rank 0 and 2 to rank 1.
+        send = torch.tensor([rank + 1, 2])
+        receive = torch.tensor([1, 2]) if rank == 0 else torch.tensor([2, 2])
+        source = torch.arange(int(send.sum())) + 10 * rank
+        out = torch.empty(int(receive.sum()), dtype=source.dtype)
+        dist.all_to_all_single(out, source, receive, send)
+        dist.barrier(device_ids=[rank])
+        return out.tolist()
+    finally:
+        dist.destroy_process_group()
+
+
+def vocabulary_parallel(rank: int, port: int, vocab: int, padded: int) -> dict[str, float]:
+    """Largest differences of log-probs, entropy and gradient from whole-vocabulary softmax."""
+    import torch
+    import torch.distributed as dist
+
+    from slime_core.algorithms.log_probs import log_probs_and_entropy
+    from slime_core.megatron import device
+
+    device.install("cpu")
+    from slime_core.megatron.logprobs import VocabParallelLogProbs, _real_columns
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        whole = torch.randn(40, padded) * 3
+        targets = torch.randint(0, vocab, (40,))
+        upstream = torch.randn(2, 40)
+        reference = whole.clone().requires_grad_()
+        want = log_probs_and_entropy(reference[:, :vocab], targets)
+        (want[0] * upstream[0] + want[1] * upstream[1]).sum().backward()
+        columns = padded // 2
+        own = whole[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
+        real = _real_columns(own, vocab - rank * columns)
+        got = VocabParallelLogProbs.apply(real, targets, rank * columns, dist.group.WORLD)
+        (got[0] * upstream[0] + got[1] * upstream[1]).sum().backward()  # type: ignore[index]
+        expected = reference.grad[:, rank * columns : (rank + 1) * columns]  # type: ignore[index]
+        return {
+            "log_probs": (got[0] - want[0]).abs().max().item(),  # type: ignore[index]
+            "entropy": (got[1] - want[1]).abs().max().item(),  # type: ignore[index]
+            "gradient": (own.grad - expected).abs().max().item(),  # type: ignore[operator]
+        }
+    finally:
+        dist.destroy_process_group()
+
+
+def fingerprints() -> dict[str, int]:
+    """Device-side hashes of tensors that differ in one bit, two places, or a byte order."""
+    import torch
+
+    from slime_core.megatron import device
+
+    device.install("cpu")
+    from slime_core.megatron.digest import fingerprint
+
+    base = torch.arange(1, 1001, dtype=torch.float32)
+    flipped = base.view(torch.int32).clone()
+    flipped[500] ^= 1
+    swapped = base.clone()
+    swapped[[3, 700]] = swapped[[700, 3]]
+    return {
+        "base": fingerprint(base),
+        "again": fingerprint(base.reshape(10, 100)),
+        "flipped": fingerprint(flipped.view(torch.float32)),
+        "swapped": fingerprint(swapped),
+        "half": fingerprint(base.bfloat16()),
+        "shorter": fingerprint(base[:-1]),
+    }

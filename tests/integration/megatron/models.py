@@ -1,0 +1,137 @@
+"""Small random Hugging Face models and batches, and plain torch references for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from slime_core.batching.types import TrainBatch, offsets_of
+
+VOCAB = 150
+
+
+def save_random_model(folder: Path, family: str, tied: bool, **changes: object) -> str:
+    """A random model with weights large enough for its logits to tell tokens apart."""
+    torch.manual_seed(0)
+    sizes: dict[str, object] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.2,
+    }
+    config = AutoConfig.for_model(family, **(sizes | changes))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def load_model(folder: str) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def sequences(vocab: int, lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, vocab, n).tolist() for n in lengths]
+
+
+def random_batch(
+    vocab: int, rows: int = 24, steps: int = 1, seed: int = 0, reward_scale: float = 1.0
+) -> TrainBatch:
+    """Ragged rows, some response tokens masked, two rows of one rollout, one row without any
+    trained token."""
+    rng = np.random.default_rng(seed)
+    prompts, responses = rng.integers(1, 9, rows), rng.integers(1, 14, rows)
+    lengths = prompts + responses
+    response_offsets = offsets_of(responses)
+    mask = (rng.random(responses.sum()) < 0.8).astype(np.uint8)
+    mask[response_offsets[3] : response_offsets[4]] = 0
+    sums = np.add.reduceat(mask.astype(np.int64), response_offsets[:-1]).astype(np.float64)
+    rollout_ids = np.arange(rows)
+    rollout_ids[1] = 0
+    denominators = sums.copy()
+    denominators[:2] = sums[:2].sum()
+    parts = np.array_split(np.arange(rows), steps)
+    rewards = rng.standard_normal(rows) * reward_scale
+    return TrainBatch(
+        tokens=rng.integers(3, vocab, lengths.sum()).astype(np.int32),
+        token_offsets=offsets_of(lengths),
+        response_lengths=responses.astype(np.int64),
+        loss_mask=mask,
+        rollout_log_probs=rng.normal(-3, 1, responses.sum()).astype(np.float32),
+        response_offsets=response_offsets,
+        rewards=rewards,
+        raw_rewards=rewards.copy(),
+        group_ids=np.arange(rows) // 4,
+        rollout_ids=rollout_ids,
+        denominators=denominators,
+        steps=tuple(tuple(part.tolist()) for part in parts),
+        truncated=np.zeros(rows, np.uint8),
+    )
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What plain torch makes of one step: the loss, the mean entropy, the gradient norm, and the
+    weights after one AdamW step."""
+
+    loss: float
+    entropy: float
+    grad_norm: float
+    weights: dict[str, torch.Tensor]
+
+
+def reference_step(
+    folder: str,
+    batch: TrainBatch,
+    *,
+    temperature: float,
+    lr: float,
+    per_token: bool,
+    entropy_coef: float,
+    clip_grad: float,
+) -> Reference:
+    """One on-policy step on the Hugging Face model, one sequence at a time, in float64.
+
+    On policy the ratio is 1, so the policy gradient is that of -A log p.
+    """
+    model = load_model(folder).double()
+    rollouts, tokens = len(set(batch.rollout_ids.tolist())), int(batch.loss_mask.sum())
+    losses, entropies = [], []
+    for row in range(batch.num_rows):
+        ids = torch.from_numpy(batch.row_tokens(row).astype(np.int64))
+        where = batch.row_response(row)
+        count = int(batch.response_lengths[row])
+        logits = model(ids[None]).logits[0, -count - 1 : -1] / temperature
+        log_p = logits.log_softmax(-1)
+        chosen = log_p.gather(1, ids[-count:, None])[:, 0]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        keep = torch.from_numpy(batch.loss_mask[where]).bool()
+        weight = 1 / tokens if per_token else 1 / max(batch.denominators[row], 1) / rollouts
+        ratio = (chosen - chosen.detach()).exp()
+        losses.append((-ratio * batch.rewards[row])[keep].sum() * weight)
+        entropies.append(entropy[keep].sum() * weight)
+    mean_entropy = torch.stack(entropies).sum()
+    loss = torch.stack(losses).sum() - entropy_coef * mean_entropy
+    loss.backward()
+    parameters = dict(model.named_parameters())
+    norm = torch.nn.utils.clip_grad_norm_(parameters.values(), clip_grad)
+    torch.optim.AdamW(parameters.values(), lr=lr, betas=(0.9, 0.999), weight_decay=0.0).step()
+    return Reference(
+        loss=loss.item(),
+        entropy=mean_entropy.item(),
+        grad_norm=norm.item(),
+        weights={name: value.detach().float() for name, value in parameters.items()},
+    )

@@ -1,0 +1,145 @@
+"""Megatron options: known names, types, and where each one goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from slime_core.errors import ConfigError
+from slime_core.megatron.arguments import check_names, known_names, resolve
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.tables import ModelShape
+
+SHAPE = ModelShape(
+    model_type="qwen3",
+    num_layers=28,
+    hidden_size=1024,
+    ffn_size=3072,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    padded_vocab_size=151936,
+    max_positions=40960,
+    norm_eps=1e-6,
+    tied=True,
+    rope_theta=1e6,
+)
+
+
+def resolved(**options: Any) -> Any:
+    return resolve(TrainerSettings(hf_checkpoint="x", megatron=options), SHAPE)
+
+
+def test_a_launch_script_of_qwen3_is_accepted() -> None:
+    """The model arguments that slime's script for Qwen3-0.6B passes."""
+    flags = {
+        "--swiglu": True,
+        "--num-layers": 28,
+        "--hidden-size": 1024,
+        "--ffn-hidden-size": 3072,
+        "--num-attention-heads": 16,
+        "--group-query-attention": True,
+        "--num-query-groups": 8,
+        "--use-rotary-position-embeddings": True,
+        "--disable-bias-linear": True,
+        "--normalization": "RMSNorm",
+        "--norm-epsilon": 1e-6,
+        "--rotary-base": 1000000,
+        "--vocab-size": 151936,
+        "--kv-channels": 128,
+        "--qk-layernorm": True,
+        "--attention-dropout": 0.0,
+        "--hidden-dropout": 0.0,
+        "--accumulate-allreduce-grads-in-fp32": True,
+        "--attention-softmax-in-fp32": True,
+        "--attention-backend": "flash",
+    }
+    found = resolved(**flags)
+    assert found.ddp == {"grad_reduce_in_fp32": True}
+    assert found.transformer == {"attention_softmax_in_fp32": True}
+    assert set(found.without_effect) == {"--group-query-attention", "--attention-backend"}
+
+
+def test_each_option_reaches_its_class() -> None:
+    found = resolved(
+        recompute_granularity="full",
+        recompute_num_layers=1,
+        recompute_method="uniform",
+        adam_beta2=0.95,
+        min_lr=1e-8,
+        lr_decay_style="cosine",
+        tensor_model_parallel_size=2,
+        bf16=True,
+        loss_scale=1.0,
+        exp_avg_dtype="bfloat16",
+        decoder_first_pipeline_num_layers=3,
+        overlap_grad_reduce=True,
+    )
+    assert found.transformer == {
+        "recompute_granularity": "full",
+        "recompute_num_layers": 1,
+        "recompute_method": "uniform",
+        "num_layers_in_first_pipeline_stage": 3,
+    }
+    assert found.optimizer == {"loss_scale": 1.0, "exp_avg_dtype": torch.bfloat16}
+    assert found.ddp == {"overlap_grad_reduce": True}
+    settings = found.settings
+    assert (settings.adam_beta2, settings.min_lr, settings.lr_decay_style) == (0.95, 1e-8, "cosine")
+    assert (settings.tensor_model_parallel_size, settings.dtype) == (2, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"recompute_granularty": "full"}, "did you mean 'recompute_granularity'"),
+        ({"recompute_num_layers": "1"}, "must be"),
+        ({"adam_beta2": True}, "must be float"),
+        ({"lr_decay_style": "exponential"}, "must be"),
+        ({"lr": 1e-5}, r"set by train\.lr"),
+        ({"seed": 3}, r"set by run\.seed"),
+        ({"finalize_model_grads_func": None}, "set by the trainer itself"),
+        ({"hidden_dropout": 0.1}, "supports 0.0 only"),
+        ({"num_experts": 8}, "supports None only"),
+        ({"overlap_param_gather": True}, "supports False only"),
+    ],
+)
+def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_names(options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 27},
+        {"qk_layernorm": False},
+        {"add_qkv_bias": True},
+        {"untie_embeddings_and_output_weights": True},
+        {"rotary_base": 10000},
+    ],
+)
+def test_options_must_agree_with_the_model(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"the model's config\.json makes it"):
+        resolved(**options)
+
+
+def test_every_known_name_is_accepted_or_refused_for_its_value_only() -> None:
+    assert {"recompute_modules", "adam_eps", "no_rope_fusion", "bucket_size"} <= known_names()
+    assert not {"lr", "timers", "activation_func"} & known_names()
+
+
+def test_common_options_are_checked_without_importing_megatron() -> None:
+    """The command line checks options before anything starts; Megatron's import takes seconds."""
+    program = (
+        "import sys\n"
+        "from slime_core.megatron.arguments import check_names\n"
+        "check_names({'adam_beta2': 0.98, 'weight_decay': 0.0, 'min_lr': 0.0, 'bf16': False,\n"
+        "  'tensor_model_parallel_size': 1, 'lr_decay_style': 'constant'})\n"
+        "assert 'megatron' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

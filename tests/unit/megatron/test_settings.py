@@ -1,0 +1,42 @@
+"""What a trainer's settings refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime_core.errors import ConfigError
+from slime_core.megatron.settings import TrainerSettings
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"context_parallel_size": 2}, "context_parallel_size 2 is not supported"),
+        ({"world_size": 3, "tensor_model_parallel_size": 2}, "3 trainer ranks"),
+        ({"sequence_parallel": True}, "sequence_parallel needs"),
+        ({"world_size": 2}, "master_port"),
+        ({"use_dynamic_batch_size": True}, "max_tokens_per_gpu"),
+        ({"rollout_temperature": 0.0}, "rollout_temperature"),
+        ({"lr_warmup_iters": 5, "train_iters": 5}, "lr_warmup_iters 5"),
+        ({"lr": 1e-6, "min_lr": 1e-5}, "min_lr"),
+        ({"lr_decay_style": "WSD"}, "lr_wsd_decay_iters"),
+    ],
+)
+def test_refusals_name_the_setting(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TrainerSettings(hf_checkpoint="x", **changes).check()
+
+
+def test_defaults_pass_and_sizes_multiply() -> None:
+    TrainerSettings(hf_checkpoint="x").check()
+    settings = TrainerSettings(
+        hf_checkpoint="x",
+        world_size=8,
+        master_port=1,
+        tensor_model_parallel_size=2,
+        pipeline_model_parallel_size=2,
+    )
+    settings.check()
+    assert (settings.model_parallel_size, settings.data_parallel_size) == (4, 2)
