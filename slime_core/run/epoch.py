@@ -197,7 +197,7 @@ def _wait_until_free(backend: Backend, held: EpochState, take_over: bool) -> Non
     log.info("waiting up to %.0f s for %s", ttl_s - age_s, owner.describe())
     deadline = Deadline(f"the lease of {owner.describe()} on {backend.url}", ttl_s - age_s)
     while not deadline.expired:
-        time.sleep(min(ttl_s / (4 * BEATS_PER_TTL), deadline.remaining_s))
+        time.sleep(min(0.25, ttl_s / (4 * BEATS_PER_TTL), deadline.remaining_s))
         now = newest_epoch(backend)
         if now is None or now.epoch != held.epoch:
             raise StoreError(f"another process took the run {backend.url} in the meantime")
