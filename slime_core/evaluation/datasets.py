@@ -17,8 +17,8 @@ from slime_core.errors import ConfigError
 # Fields whose flag is not called eval_<field> or rollout_<field>.
 OTHER_FLAGS = {
     "n_samples_per_eval_prompt": ("n_samples_per_eval_prompt",),
-    "rm_type": ("rm_type",),
-    "custom_rm_path": ("custom_rm_path",),
+    "rm_type": (),
+    "custom_rm_path": (),
     "metadata_key": ("metadata_key",),
     "multimodal_keys": ("multimodal_keys",),
     "apply_chat_template": ("apply_chat_template",),
@@ -165,6 +165,15 @@ def _pairs(given: Sequence[Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _grader(*levels: Mapping[str, Any]) -> dict[str, Any]:
+    """Grader of the first level that names one, so that a lower level's function cannot win."""
+    names = ("custom_rm_path", "rm_type")
+    for level in levels:
+        if any(level.get(name) is not None for name in names):
+            return {name: level.get(name) for name in names}
+    return {}
+
+
 def _resolved(
     entry: Mapping[str, Any], defaults: Mapping[str, Any], args: Mapping[str, Any]
 ) -> EvalDataset:
@@ -176,6 +185,7 @@ def _resolved(
         given = [value for value in candidates if value is not None]
         if given:
             values[name] = given[0]
+    values |= _grader(entry, defaults, args)
     label = f"eval dataset {values['name']!r}"
     if not values.get("path"):
         raise ConfigError(f"{label} needs a `path`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_core.errors import ConfigError
@@ -71,6 +71,7 @@ class RewardHub:
         self._args = args
         self._pool = pool or GraderPool(PoolSettings(workers=settings.reward_workers))
         self._owns_pool = pool is None
+        self._plain_args: dict[str, Any] | None = None
         self._remote = RemoteGrader(RemoteSettings(settings.rm_url or ""))
         if settings.custom_rm_path:
             function = load(settings.custom_rm_path, self._names())
@@ -137,6 +138,24 @@ class RewardHub:
             await asyncio.gather(*(self.score(one, evaluation=evaluation) for one in samples))
         )
 
+    def variant(self, **changes: Any) -> RewardHub:
+        """A hub with some settings changed and the same workers; close it before this one.
+
+        For example `variant(rm_type="math", custom_rm_path=None)` for an evaluation dataset that
+        names its own grader.
+        """
+        return RewardHub(replace(self.settings, **changes), self._args, self._pool)
+
+    def _args_for_workers(self) -> dict[str, Any]:
+        """What of `args` another process can get: plain values; made once, so that calls batch."""
+        if self._plain_args is None:
+            values = (
+                self._args if isinstance(self._args, dict) else getattr(self._args, "__dict__", {})
+            )
+            plain = (str, int, float, bool, list, dict, type(None))
+            self._plain_args = {k: v for k, v in values.items() if isinstance(v, plain)}
+        return self._plain_args
+
     def _names(self) -> tuple[str, ...]:
         return BATCHED_NAMES if self.settings.group_rm else REWARD_NAMES
 
@@ -198,7 +217,7 @@ class RewardHub:
                 f"custom:{path}",
                 [sample.to_dict()],
                 self.settings.reward_timeout_s,
-                _plain_args(self._args),
+                self._args_for_workers(),
             )
             value = answer.value if not answer.reason else _failed(answer, path)
             return self._result(value, digest, path, evaluation)
@@ -265,10 +284,3 @@ def settle(sample: Sample, result: ScoreResult, on_error: str = "mask") -> bool:
 
 def _failed(answer: Any, name: str) -> ScoreFailure:
     return ScoreFailure(answer.reason, f"{name}: {answer.message}", "")
-
-
-def _plain_args(args: Any) -> dict[str, Any]:
-    """What of `args` can be handed to another process: its plain values."""
-    values = args if isinstance(args, dict) else dict(getattr(args, "__dict__", {}))
-    plain = (str, int, float, bool, list, dict, type(None))
-    return {name: value for name, value in values.items() if isinstance(value, plain)}

@@ -58,6 +58,22 @@ def test_keys_and_graders_fall_back_to_the_training_data():
 
 
 @pytest.mark.parametrize(
+    ("entry", "defaults", "expected"),
+    [
+        ({}, {}, (None, "flag.py")),
+        ({"rm_type": "math"}, {}, ("math", None)),
+        ({"rm_type": "math"}, {"custom_rm_path": "default.py"}, ("math", None)),
+        ({"custom_rm_path": "own.py"}, {"rm_type": "math"}, (None, "own.py")),
+        ({}, {"rm_type": "math"}, ("math", None)),
+    ],
+)
+def test_a_datasets_grader_wins_over_a_function_named_below(entry, defaults, expected):
+    config = {"defaults": defaults, "datasets": [{"name": "a", "path": "p", **entry}]}
+    (found,) = resolve_eval_datasets({"custom_rm_path": "flag.py"}, config)
+    assert (found.rm_type, found.custom_rm_path) == expected
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         (["a", "1", "b", "2"], [("a", "1"), ("b", "2")]),

@@ -179,6 +179,24 @@ def test_dict_rewards_need_their_key(plugin):
     assert nested.reason == "not_a_number"
 
 
+def test_a_variant_changes_the_grader_and_shares_the_workers(plugin):
+    sample = Sample(response="it is 7", label="7")
+
+    async def run():
+        hub = RewardHub(RewardSettings(custom_rm_path=f"{plugin(CUSTOM)}:boolean"))
+        other = hub.variant(rm_type="gsm8k", custom_rm_path=None)
+        try:
+            results = [await one.score(sample) for one in (hub, other)]
+            await other.close()
+            return [*results, await hub.variant(rm_type="f1", custom_rm_path=None).score(sample)]
+        finally:
+            await hub.close()
+
+    results = asyncio.run(run())
+    assert [result.number for result in results] == [1.0, 1.0, 0.5]
+    assert len({result.grader for result in results}) == 3
+
+
 BATCHED = """
 CALLS = []
 async def batched_custom_rm(args, samples, **kwargs):
