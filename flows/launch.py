@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from slime_core.config.loading import load_config
+from flows.order import plain_iteration, training
+from slime_core import __version__
+from slime_core.config.fields import field_groups
 from slime_core.config.tree import RunConfig
 from slime_core.run.identity import RunChoice, choose_run
 from slime_core.run.paths import store_url
-from slime_core.store.backend import open_backend
-from tasks._run import BOUND, Bound, Report, Stages
+from slime_core.store.backend import Backend, join_url, open_backend
+from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker
+from tasks._run import BOUND, Bound, Report, Stages, run_stage
 
 if TYPE_CHECKING:
     from slime_core.cluster.session import Session
     from slime_core.run.recover import Recovery
 
 log = logging.getLogger(__name__)
+SAMPLES_IN_TABLE = 32
 
 
 class LogReport:
@@ -51,7 +57,11 @@ class Launch:
         choice: which run, and whether it existed.
         session: its processes.
         report: where progress is shown.
+        stages: other stages than slime_core's (benchmarks and tests).
+        take_signals: see Bound.
         finished: all iterations are done.
+        flow_run_id: Prefect's id of the parent flow's run.
+        left_over: sentences about metrics that did not reach a tracker.
     """
 
     config: RunConfig
@@ -59,7 +69,10 @@ class Launch:
     session: Session
     report: Report = field(default_factory=LogReport)
     stages: Stages | None = None
+    take_signals: Callable[[], None] = lambda: None
     finished: bool = False
+    flow_run_id: UUID | None = None
+    left_over: list[str] = field(default_factory=list)
 
     @classmethod
     def current(cls) -> Launch | None:
@@ -67,14 +80,27 @@ class Launch:
         return LAUNCH.get()
 
     @classmethod
-    def start(cls, config: RunConfig, overrides: dict[str, Any], resume: str) -> Launch:
-        """Chooses the run and starts its processes without waiting. Call it in the main thread."""
+    def start(
+        cls,
+        config: RunConfig,
+        resume: str,
+        take_over: bool = False,
+        choice: RunChoice | None = None,
+    ) -> Launch:
+        """Chooses the run and starts its processes without waiting. Call it in the main thread.
+
+        Args:
+            resume: which run to take, as `choose_run` says.
+            take_over: do not wait for a silent owner.
+            choice: the run, where it was chosen before.
+        """
         from slime_core.cluster.session import Session
 
-        if overrides:
-            config = load_config(config.model_dump(), overrides)
-        choice = choose(config, resume)
-        return cls(config, choice, Session.start(config, choice.run_id))
+        choice = choice or choose(config, resume)
+        session = Session.start(
+            config, choice.run_id, take_over=take_over, trackers=trackers_of(config, choice.run_id)
+        )
+        return cls(config, choice, session)
 
     @property
     def run_id(self) -> str:
@@ -86,7 +112,8 @@ class Launch:
         reason = "failed"
         try:
             context = await self.session.ready()
-            run = Bound(context, self.stages or Stages.real(), self.report)
+            stages = self.stages or Stages.real()
+            run = Bound(context, stages, self.report, self.take_signals)
             token = BOUND.set(run)
             try:
                 yield run
@@ -97,7 +124,7 @@ class Launch:
             reason = "interrupted"
             raise
         finally:
-            await self.session.close(reason)
+            self.left_over = await self.session.close(reason)
 
     def tell(self, recovery: Recovery) -> None:
         """Shows what recovery did."""
@@ -107,6 +134,14 @@ class Launch:
                 self.report.say(f"  {name:<{width}}  {value}")
 
 
+async def plain_training(launch: Launch) -> None:
+    """The whole training without Prefect."""
+    async with launch.running() as run:
+        recovery = await run.stages.recover(run.context)
+        launch.tell(recovery)
+        await training(run, recovery, run_stage, plain_iteration)
+
+
 LAUNCH: ContextVar[Launch | None] = ContextVar("slime_launch", default=None)
 
 
@@ -114,3 +149,38 @@ def choose(config: RunConfig, resume: str) -> RunChoice:
     """Which run this start means."""
     root = open_backend(store_url(config.run.workspace, config.store.store_url))
     return choose_run(root, config, resume)
+
+
+def trackers_of(config: RunConfig, run_id: str) -> list[MlflowTracker]:
+    """Where metrics go besides metrics.jsonl."""
+    if not config.tracking.use_mlflow:
+        return []
+    location = join_url(store_url(config.run.workspace, config.store.store_url), run_id)
+    params = {name: getattr(getattr(config, group), name) for name, group in field_groups().items()}
+    settings = MlflowSettings.choose(
+        workspace=Path(config.run.workspace),
+        run_id=run_id,
+        uri=config.tracking.mlflow_tracking_uri,
+        experiment=config.tracking.mlflow_experiment_name,
+        params={**params, "megatron": config.megatron, "sglang": config.sglang},
+        tags={"slime.version": __version__, "slime.store": location},
+    )
+    backend = open_backend(location)
+    return [MlflowTracker(settings, lambda key: sample_rows(backend, key))]
+
+
+def sample_rows(backend: Backend, key: str) -> list[dict[str, Any]]:
+    """The first samples of an evaluation for its table."""
+    from slime_core.store.evals import read_eval_samples
+
+    samples = read_eval_samples(backend, f"{key}.arrow", SAMPLES_IN_TABLE)
+    return [
+        {
+            "prompt": str(sample.prompt),
+            "response": sample.response,
+            "label": sample.label,
+            "reward": str(sample.reward),
+            "status": sample.status.value,
+        }
+        for sample in samples
+    ]

@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Completed, Crashed
+from prefect.states import Cancelled, Completed, Crashed
 
 from flows.server import api_answers
 from slime_core.tracking.registry import find
@@ -29,6 +29,7 @@ API_ERRORS = (httpx.HTTPError, ObjectNotFound)
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 PAGE = 200
 GONE = "the process of this run is gone; the run went on in another flow run"
+STOPPED = "stopped by a person; the same command goes on"
 LATE = "reported late: Prefect was away when this ended"
 
 
@@ -71,12 +72,17 @@ async def reachable() -> bool:
     return url is None or await asyncio.to_thread(api_answers, url)
 
 
-async def announce(run_id: str) -> None:
-    """Names the parent flow's run after the training and tags it, so that a resume finds it."""
+async def announce(run_id: str) -> UUID:
+    """Names the parent flow's run after the training and tags it, so that a resume finds it.
+
+    Returns:
+        Id of the flow run.
+    """
     own = UUID(str(flow_run.id))
     async with _forgiving("naming the flow run") as client:
         tags = {*flow_run.tags, f"run:{run_id}"}
         await client.update_flow_run(own, name=run_id, tags=tags)
+    return own
 
 
 async def crash_unfinished(run_id: str) -> int:
@@ -104,6 +110,12 @@ async def crash_unfinished(run_id: str) -> int:
             await client.set_flow_run_state(gone, Crashed(message=GONE), force=True)
             marked += 1
     return marked
+
+
+async def mark_stopped(run: UUID) -> None:
+    """Shows a run that a person stopped as cancelled, which Prefect took for a crash."""
+    async with _forgiving("marking the run as cancelled") as client:
+        await client.set_flow_run_state(run, Cancelled(message=STOPPED), force=True)
 
 
 async def report_late(state: Shown) -> None:

@@ -11,6 +11,7 @@ from flows.iteration import stage_task, tolerant_iteration
 from flows.launch import Launch
 from flows.order import training
 from flows.prefect_api import SHOWN, Shown, announce, crash_unfinished
+from slime_core.config.loading import load_config
 from slime_core.config.tree import RunConfig
 from tasks._options import flow_options
 from tasks.recover import recover
@@ -28,9 +29,11 @@ async def train(
         resume: "auto" takes up the last unfinished run of the same identity, "never" starts
             another, a run id takes exactly that one.
     """
-    launch = Launch.current() or Launch.start(config, overrides or {}, resume)
+    if overrides:
+        config = load_config(config.model_dump(), overrides)
+    launch = Launch.current() or Launch.start(config, resume)
     SHOWN.set(Shown())
-    await announce(launch.run_id)
+    launch.flow_run_id = await announce(launch.run_id)
     async with launch.running() as run:
         await crash_unfinished(launch.run_id)
         recovery = await recover()

@@ -64,11 +64,17 @@ class Stages:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the parent flow binds for its subflows and tasks; none of it is a parameter."""
+    """What the parent flow binds for its subflows and tasks; none of it is a parameter.
+
+    Attributes:
+        take_signals: called at the start of each iteration, since each subflow of Prefect takes
+            SIGTERM for itself.
+    """
 
     context: RunContext
     stages: Stages
     report: Report
+    take_signals: Callable[[], None] = lambda: None
 
 
 BOUND: ContextVar[Bound] = ContextVar("slime_bound")

@@ -1,0 +1,75 @@
+"""The `slime` command: `slime train CONFIG.yaml`, `slime doctor`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from slime_core import __version__
+
+COMMANDS = {
+    "train": "train a model, or take up an unfinished run",
+    "doctor": "look at this machine: versions, devices, folders, ports",
+}
+USAGE = "\n".join(
+    [
+        "usage: slime COMMAND [...]",
+        "",
+        "Reinforcement-learning post-training of language models.",
+        "",
+        "commands:",
+        *(f"  {name:<8} {text}" for name, text in COMMANDS.items()),
+        "",
+        "  slime COMMAND --help lists the flags of a command; slime --version tells the version.",
+    ]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0 if given else 2
+    if given[0] == "--version":
+        print(f"slime-flow {__version__}")
+        return 0
+    return _guarded(given[0], given[1:])
+
+
+def _guarded(name: str, arguments: list[str]) -> int:
+    """Turns what goes wrong into one sentence and an exit status."""
+    from slime_core.errors import ConfigError, SlimeError
+
+    try:
+        return _command(name)(arguments)
+    except ConfigError as error:
+        return _complain(error, arguments, 2)
+    except SlimeError as error:
+        return _complain(error, arguments, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    from slime_core.config.fields import nearest
+    from slime_core.errors import ConfigError
+
+    if name not in COMMANDS:
+        close = nearest(name, COMMANDS)
+        hint = f"did you mean {close}?" if close else f"there are {', '.join(COMMANDS)}"
+        raise ConfigError(f"unknown command {name}: {hint}")
+    command: Callable[[list[str]], int] = import_module(f"flows.cli.{name}").main
+    return command
+
+
+def _complain(error: Exception, arguments: list[str], status: int) -> int:
+    if "--debug" in arguments:
+        raise error
+    print(f"slime: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
