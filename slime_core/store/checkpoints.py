@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from slime_core.store.backend import Backend
 from slime_core.store.digest import checksum
 from slime_core.store.documents import Document, Owner, put_document, read_document
 
+log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 
 
@@ -90,10 +93,20 @@ def put_manifest(
 
 
 def list_checkpoints(backend: Backend) -> list[Checkpoint]:
-    """Final checkpoints, newest iteration first, then newest owner. Damaged manifests raise."""
-    found = [layout.parse_manifest(entry.key) for entry in backend.list(layout.CHECKPOINTS)]
-    names = sorted((name for name in found if name is not None), reverse=True)
-    return [_checkpoint(read_document(backend, layout.manifest(*name)), name[1]) for name in names]
+    """Final checkpoints, newest iteration first, then newest owner.
+
+    One whose manifest is damaged is logged and left out: an older one serves as well.
+    """
+    names = [layout.parse_manifest(entry.key) for entry in backend.list(layout.CHECKPOINTS)]
+    found = []
+    for iteration, epoch in sorted((name for name in names if name is not None), reverse=True):
+        try:
+            document = read_document(backend, layout.manifest(iteration, epoch))
+        except DigestError as error:
+            log.warning("checkpoint %d is left out: %s", iteration, error)
+            continue
+        found.append(_checkpoint(document, epoch))
+    return found
 
 
 def verify_checkpoint(backend: Backend, checkpoint: Checkpoint) -> Path:
@@ -113,8 +126,6 @@ def verify_checkpoint(backend: Backend, checkpoint: Checkpoint) -> Path:
 
 
 def _checksum(path: Path) -> str:
-    import mmap
-
     if not path.stat().st_size:
         return checksum(b"")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

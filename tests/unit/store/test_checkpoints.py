@@ -1,6 +1,7 @@
 import pytest
 
 from slime_core.errors import DigestError, StoreError
+from slime_core.store import layout
 from slime_core.store.backend import MemoryBackend, open_backend
 from slime_core.store.checkpoints import (
     checkpoint_directory,
@@ -49,6 +50,14 @@ def test_damaged_files_are_named(backend, damage):
         path.write_bytes(data[:-1] if damage == "shorter" else b"W" + data[1:])
     with pytest.raises(DigestError, match=r"0\.distcp is (missing|damaged)"):
         verify_checkpoint(backend, checkpoint)
+
+
+def test_a_damaged_manifest_leaves_the_older_checkpoint(backend, caplog):
+    older, newer = save(backend, 1), save(backend, 3)
+    backend.delete(layout.manifest(3, 0))
+    backend.put_new(layout.manifest(3, 0), b"{}")
+    assert list_checkpoints(backend) == [older] and newer.iteration == 3
+    assert "checkpoint 3 is left out" in caplog.text
 
 
 def test_no_files_no_checkpoint(backend):
