@@ -72,6 +72,7 @@ class RewardHub:
         self._pool = pool or GraderPool(PoolSettings(workers=settings.reward_workers))
         self._owns_pool = pool is None
         self._plain_args: dict[str, Any] | None = None
+        self._digests: dict[str, str] = {}
         self._remote = RemoteGrader(RemoteSettings(settings.rm_url or ""))
         if settings.custom_rm_path:
             function = load(settings.custom_rm_path, self._names())
@@ -98,8 +99,7 @@ class RewardHub:
         """
         path = sample.custom_rm_path or self.settings.custom_rm_path
         if path:
-            source = source_digest(load(path, self._names()))
-            return hashlib.sha256(f"custom\n{path}\n{source}".encode()).hexdigest()
+            return self._custom_digest(path)
         rm_type = self._rm_type(sample)
         name = rm_type.removeprefix(BOXED)
         if name == "remote_rm":
@@ -137,6 +137,14 @@ class RewardHub:
         return list(
             await asyncio.gather(*(self.score(one, evaluation=evaluation) for one in samples))
         )
+
+    def _custom_digest(self, path: str) -> str:
+        """Of the file as it was when the function was first used; later edits do not count."""
+        if path not in self._digests:
+            source = source_digest(load(path, self._names()))
+            named = f"custom\n{path}\n{source}".encode()
+            self._digests[path] = hashlib.sha256(named).hexdigest()
+        return self._digests[path]
 
     def variant(self, **changes: Any) -> RewardHub:
         """A hub with some settings changed and the same workers; close it before this one.

@@ -10,6 +10,8 @@ import pytest
 from slime_core.errors import RewardError
 from slime_core.rewards.workers import GraderPool, PoolSettings
 
+# Seconds that only this test session's sleepers sleep, so that they can be told from others.
+SLEEP_S = str(100_000 + os.getpid())
 HOSTILE = """
 import ctypes, os, signal, sys, threading, time, subprocess
 
@@ -78,7 +80,7 @@ def forks_on(args, sample):
 
 def leaves_children(args, sample):
     for detached in (False, True):
-        subprocess.Popen(["sleep", "4321"], start_new_session=detached)
+        subprocess.Popen(["sleep", "SLEEP_S"], start_new_session=detached)
     return 1.0
 
 def leaves_children_and_dies(args, sample):
@@ -103,7 +105,7 @@ def not_a_number(args, sample):
 @pytest.fixture
 def plugin(tmp_path):
     path = tmp_path / "hostile.py"
-    path.write_text(HOSTILE)
+    path.write_text(HOSTILE.replace("SLEEP_S", SLEEP_S))
     return str(path)
 
 
@@ -129,7 +131,7 @@ def stray_processes():
     """Sleepers that a hostile grader has left running."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] == ["sleep", "4321"]:
+        if process.info["cmdline"] == ["sleep", SLEEP_S]:
             found.append(process.pid)
     return found
 
