@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-BOXES = ("\\boxed", "\\fbox")
+BOXES = ("\\boxed", "\\fbox")  # A frame counts only where there is no box.
 SHORT_SQRT = re.compile(r"\\sqrt\s*([^\s{\[\\])")
 SHORT_FRACTION = re.compile(r"\\frac\s*(\{[^{}]*\}|[^\s{}\\])\s*(\{[^{}]*\}|[^\s{}\\])")
 INTEGER_FRACTION = re.compile(r"(-?\d+)/(-?\d+)")
@@ -24,7 +24,7 @@ DROPPED = (
 
 def last_boxed(text: str) -> str | None:
     r"""The last `\boxed{...}`, `\fbox{...}` or `\boxed ...`, whole; None where no box closes."""
-    start = max(text.rfind(box) for box in BOXES)
+    start = next((text.rfind(box) for box in BOXES if box in text), -1)
     spaced = text.rfind("\\boxed ")
     if start < 0:
         return None

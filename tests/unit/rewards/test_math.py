@@ -138,6 +138,7 @@ def test_no_answer_makes_a_grader_slow(bomb):
         ("\\boxed{a{b}c} and", "a{b}c"),
         ("\\boxed{1} \\boxed{2}", "2"),
         ("\\fbox{7}", "7"),
+        ("\\boxed{1} \\fbox{7}", "1"),
         ("\\boxed 5$ so", "5"),
         ("\\boxed{open", None),
         ("\\boxed{1} \\boxed{open", None),
