@@ -7,8 +7,8 @@ into files and batches, nor on compression, nor on columns that are empty.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -29,51 +29,82 @@ def rows_digest(batch: pa.RecordBatch) -> str:
     byte a row that says whether the value is there, then the values that are. Numbers are
     little-endian, booleans one byte, text and lists their lengths (int64) and then their content.
     """
-    state = hashlib.sha256()
+    return group_digests(batch, [batch.num_rows])[0]
+
+
+def group_digests(batch: pa.RecordBatch, counts: Sequence[int]) -> list[str]:
+    """`rows_digest` of each of several groups that lie one after another.
+
+    Args:
+        counts: rows of each group; they sum up to the rows of the batch.
+    """
+    states = [hashlib.sha256() for _ in counts]
+    ends = np.cumsum(counts, dtype=np.int64)
+    starts = ends - np.asarray(counts, dtype=np.int64)
     for name in sorted(set(batch.schema.names) - MEASURED):
         column = batch.column(name)
         if column.null_count == len(column):
             continue
-        state.update(name.encode() + b"\0")
-        for piece in _pieces(column):
-            state.update(piece)
-    return state.hexdigest()
+        held = [
+            _Range(state, int(start), int(end))
+            for state, start, end in zip(states, starts, ends, strict=True)
+            if not column.null_count or column.slice(start, end - start).null_count < end - start
+        ]
+        for item in held:
+            item.state.update(name.encode() + b"\0")
+        _feed(column, held)
+    return [state.hexdigest() for state in states]
 
 
-def _pieces(array: pa.Array) -> Iterator[Any]:
+class _Range(NamedTuple):
+    """Entries start..end of an array belong to what `state` digests."""
+
+    state: Any
+    start: int
+    end: int
+
+
+def _feed(array: pa.Array, ranges: list[_Range]) -> None:
+    """Digests the entries of each range: which are there, then their values."""
     if array.null_count:
-        yield array.is_valid().cast(pa.uint8()).to_numpy()
+        valid = array.is_valid().cast(pa.uint8()).to_numpy()
+        for state, start, end in ranges:
+            state.update(valid[start:end])
+        ranges = _moved(ranges, np.concatenate([[0], np.cumsum(valid, dtype=np.int64)]))
         array = array.drop_null()
     else:
-        yield b"\1" * len(array)
+        for state, start, end in ranges:
+            state.update(b"\1" * (end - start))
     kind = array.type
     if pa.types.is_large_list(kind):
-        yield _lengths(array)
-        yield from _pieces(array.flatten())
+        offsets = _feed_lengths(array, ranges)
+        _feed(array.flatten(), _moved(ranges, offsets - offsets[0]))
     elif pa.types.is_struct(kind):
         for child in array.flatten():
-            yield from _pieces(child)
+            _feed(child, ranges)
     elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        lengths = _lengths(array)
-        yield lengths
-        yield _content(array, lengths)
-    elif pa.types.is_boolean(kind):
-        yield array.cast(pa.uint8()).to_numpy()
+        offsets = _feed_lengths(array, ranges)
+        content = memoryview(array.buffers()[2] or b"")
+        for state, start, end in _moved(ranges, offsets):
+            state.update(content[start:end])
     else:
-        yield array.to_numpy()
+        if pa.types.is_boolean(kind):
+            array = array.cast(pa.uint8())
+        values = array.to_numpy()
+        for state, start, end in ranges:
+            state.update(values[start:end])
 
 
-def _lengths(array: pa.Array) -> np.ndarray:
-    """int64 [n]: lengths of lists, texts or bytes."""
+def _feed_lengths(array: pa.Array, ranges: list[_Range]) -> np.ndarray:
+    """Digests lengths of lists, texts or bytes; returns their offsets, int64 [n + 1]."""
     offsets = np.frombuffer(array.buffers()[1], dtype=np.int64)
-    return np.diff(offsets[array.offset : array.offset + len(array) + 1])
+    offsets = offsets[array.offset : array.offset + len(array) + 1]
+    lengths = np.diff(offsets)
+    for state, start, end in ranges:
+        state.update(lengths[start:end])
+    return offsets
 
 
-def _content(array: pa.Array, lengths: np.ndarray) -> Any:
-    """All bytes of a text or binary array, one value after another."""
-    data = array.buffers()[2]
-    total = int(lengths.sum())
-    if data is None or not total:
-        return b""
-    start = int(np.frombuffer(array.buffers()[1], dtype=np.int64)[array.offset])
-    return memoryview(data)[start : start + total]
+def _moved(ranges: list[_Range], places: np.ndarray) -> list[_Range]:
+    """The same ranges in an array where entry i begins at places[i]."""
+    return [_Range(state, int(places[start]), int(places[end])) for state, start, end in ranges]

@@ -6,6 +6,7 @@ once `put_new` has returned; until then its groups are not finished.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from slime_core.store.backend import Backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.codec import encode_samples
 from slime_core.store.columnar import SampleBatch
-from slime_core.store.digest import checksum, rows_digest
+from slime_core.store.digest import checksum, group_digests
 from slime_core.store.schema import METADATA_KEY, PART_SCHEMA, SCHEMA_VERSION
 
 KEPT, DROPPED, ABORTED, FAILED = "kept", "dropped", "aborted", "failed"
@@ -113,10 +114,14 @@ def write_part(
         DataError: a group that contradicts itself or cannot be kept.
         StoreError: the store refused it.
     """
-    batches = _encode_groups(groups, segment)
+    rows, counts = _encode_groups(groups, segment)
+    digests = group_digests(rows, counts)
     entries = tuple(
-        _entry(group, rows, i) for i, (group, rows) in enumerate(zip(groups, batches, strict=True))
+        _entry(group, digest, i)
+        for i, (group, digest) in enumerate(zip(groups, digests, strict=True))
     )
+    starts = itertools.accumulate(counts, initial=0)
+    batches = [rows.slice(start, count) for start, count in zip(starts, counts, strict=False)]
     about = {"format": "slime-flow part", "version": SCHEMA_VERSION, "segment": segment}
     about |= {"epoch": epoch, "seq": seq, "groups": [asdict(entry) for entry in entries]}
     data = serialise(batches, PART_SCHEMA, about)
@@ -244,8 +249,8 @@ def read_about(schema: pa.Schema) -> dict[str, Any]:
     return json.loads(text)
 
 
-def _encode_groups(groups: Sequence[GroupRows], segment: int) -> list[pa.RecordBatch]:
-    """One record batch a group. All are encoded at once, which costs little more than one."""
+def _encode_groups(groups: Sequence[GroupRows], segment: int) -> tuple[pa.RecordBatch, list[int]]:
+    """The rows of all groups, and how many each has. Together they cost little more than one."""
     for group in groups:
         _check_group(group)
     counts = [len(group.samples) for group in groups]
@@ -266,8 +271,7 @@ def _encode_groups(groups: Sequence[GroupRows], segment: int) -> list[pa.RecordB
     positions = [place for group in groups for place in rollout_positions(group.samples)]
     arrays["sample_position"] = pa.array(positions, pa.int64())
     rows = pa.RecordBatch.from_arrays([arrays[n] for n in PART_SCHEMA.names], schema=PART_SCHEMA)
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [rows.slice(start, n) for start, n in zip(starts, counts, strict=True)]
+    return rows, counts
 
 
 def _check_group(group: GroupRows) -> None:
@@ -291,7 +295,7 @@ def rollout_positions(samples: Sequence[Sample]) -> list[int]:
     return [places.setdefault(key, len(places)) for key in keys]
 
 
-def _entry(group: GroupRows, rows: pa.RecordBatch, batch: int) -> GroupEntry:
+def _entry(group: GroupRows, digest: str, batch: int) -> GroupEntry:
     return GroupEntry(
         group_id=group.group_id,
         attempt=group.attempt,
@@ -300,6 +304,6 @@ def _entry(group: GroupRows, rows: pa.RecordBatch, batch: int) -> GroupEntry:
         rows=len(group.samples),
         rollouts=max(rollout_positions(group.samples)) + 1,
         tokens=sum(sample.response_length for sample in group.samples),
-        digest=rows_digest(rows),
+        digest=digest,
         batch=batch,
     )

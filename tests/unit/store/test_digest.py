@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slime_core.sample import Sample, Span
 from slime_core.store.codec import samples_to_rows
-from slime_core.store.digest import checksum, rows_digest
+from slime_core.store.digest import checksum, group_digests, rows_digest
 from tests.unit.store.builders import finished_sample
 from tests.unit.store.strategies import samples
 
@@ -18,7 +18,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(samples(), min_size=1, max_size=3), samples(), samples())
 def test_digest_survives_every_way_of_storing(group, before, after):
     digest = rows_digest(samples_to_rows(group))
@@ -35,6 +35,14 @@ def test_digest_survives_every_way_of_storing(group, before, after):
     assert rows_digest(one_batch(pq.read_table(io.BytesIO(file.getvalue())))) == digest
     wider = table.append_column("later", pa.nulls(len(group), pa.float64()))
     assert rows_digest(one_batch(wider)) == digest
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.lists(samples(), min_size=1, max_size=2), min_size=1, max_size=3))
+def test_groups_together_have_the_digests_they_have_alone(groups):
+    together = samples_to_rows([sample for group in groups for sample in group])
+    alone = [rows_digest(samples_to_rows(group)) for group in groups]
+    assert group_digests(together, [len(group) for group in groups]) == alone
 
 
 def changed(**fields: object) -> Sample:
