@@ -7,17 +7,20 @@ process and end with it.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
 
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
+from slime_core.cluster.ports import HeldPort
 from slime_core.cluster.rollout_group import RolloutGroup
 from slime_core.cluster.trainer_group import TrainerGroup
 from slime_core.cluster.trainer_settings import model_facts, trainer_settings, training_dtype
@@ -45,7 +48,10 @@ from slime_core.weights.sync.transports.tensor import TensorTransport
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 2**20
 TRACKER_TIMEOUT_S = 30.0
+RAY_FOLDER_PREFIX = "slime-ray-"
 RAY_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+COLOCATED_SGLANG = {"mem_fraction_static": 0.4}
+"""SGLang takes most of a GPU by itself; beside a trainer it must leave room."""
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
@@ -68,7 +74,9 @@ class Session:
         self.rollout = self._rollout_group()
         self.engines = self._engine_pool()
         self.outbox: Outbox | None = None
-        self._ray_folder: Path | None = None
+        self._ports: list[HeldPort] = []
+        self._ray_started = False
+        self._stop_logging: Callable[[], None] = lambda: None
 
     @classmethod
     def start(
@@ -92,15 +100,16 @@ class Session:
             StoreError: the store cannot be written, or the run has a living owner.
         """
         session = cls(config, run_id, trackers)
-        log_to_file(session.paths.logs / "driver.log", config.debug.log_level)
-        record_run(session.root, session.backend, config, run_id)
-        session.lease = Lease.acquire(
-            session.backend,
-            ttl_s=config.store.lease_ttl_s,
-            config_digest=identity_digest(config),
-            take_over=take_over,
-        )
+        log_file = session.paths.logs / "driver.log"
+        session._stop_logging = log_to_file(log_file, config.debug.log_level)
         try:
+            record_run(session.root, session.backend, config, run_id)
+            session.lease = Lease.acquire(
+                session.backend,
+                ttl_s=config.store.lease_ttl_s,
+                config_digest=identity_digest(config),
+                take_over=take_over,
+            )
             session._start_processes()
         except BaseException:
             asyncio.run(session.close("failed"))
@@ -147,18 +156,18 @@ class Session:
         Returns:
             Sentences about metrics that did not reach a tracker.
         """
-        self.rollout.stop()
-        self.trainer.close()
         left: list[str] = []
-        if self.outbox is not None:
-            status = STATUS[reason]
-            left = await asyncio.to_thread(self.outbox.close, status, TRACKER_TIMEOUT_S)
-        await self.engines.close()
-        ray.shutdown()
-        if self._ray_folder is not None:
-            shutil.rmtree(self._ray_folder, ignore_errors=True)
-        if self.lease is not None:
-            await asyncio.to_thread(self.lease.release)
+        async with AsyncExitStack() as later:  # the last pushed comes first; all are tried
+            later.callback(self._stop_logging)
+            if self.lease is not None:
+                later.push_async_callback(asyncio.to_thread, self.lease.release)
+            later.callback(self._stop_ray)
+            later.push_async_callback(self._stop_engines)
+            later.callback(self.trainer.close)
+            later.callback(self.rollout.stop)
+            if self.outbox is not None:
+                status = STATUS[reason]
+                left = await asyncio.to_thread(self.outbox.close, status, TRACKER_TIMEOUT_S)
         return left
 
     def _start_processes(self) -> None:
@@ -168,17 +177,56 @@ class Session:
         self.trainer.start()
         self.rollout.start()
 
+    async def _stop_engines(self) -> None:
+        try:
+            await self.engines.close()
+        finally:
+            for port in self._ports:
+                port.release()
+            self._ports.clear()
+
     def _start_ray(self) -> None:
+        if ray.is_initialized():
+            raise ConfigError(
+                "Ray is in use in this process already, and a run starts a Ray of its own: call "
+                "ray.shutdown() first, or start the run in another process"
+            )
+        if os.environ.get("RAY_ADDRESS"):
+            log.warning("RAY_ADDRESS is set, but runs on external clusters are not there yet")
         os.environ.update(RAY_QUIET)
-        self._ray_folder = Path(tempfile.mkdtemp(prefix="slime-"))  # socket paths must be short
+        self._remove_ray_folder()  # of a start that was killed
+        folder = tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX)  # socket paths must be short
+        self._ray_note.write_text(folder, encoding="utf-8")
+        self._ray_started = True
         ray.init(
+            address="local",
             num_cpus=max(2, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level=logging.ERROR,
             log_to_driver=False,
-            _temp_dir=str(self._ray_folder),
+            _temp_dir=folder,
         )
+
+    def _stop_ray(self) -> None:
+        """Ends the Ray that this session started, never another one."""
+        if self._ray_started:
+            ray.shutdown()
+            self._ray_started = False
+            self._remove_ray_folder()
+
+    @property
+    def _ray_note(self) -> Path:
+        """Names Ray's temporary folder, so that the next start can remove it after a kill."""
+        return self.paths.local / "ray-folder"
+
+    def _remove_ray_folder(self) -> None:
+        if not self._ray_note.exists():
+            return
+        folder = Path(self._ray_note.read_text(encoding="utf-8"))
+        if folder.name.startswith(RAY_FOLDER_PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._ray_note.unlink()
 
     def _trainer_group(self) -> TrainerGroup:
         config = self.config
@@ -212,15 +260,17 @@ class Session:
 
     def _engine_pool(self) -> EnginePool:
         config, dtype = self.config, model_facts(self.config.rollout.hf_checkpoint)["dtype"]
+        kind = resolve_engine(config, self.device)
         options = {
             "device": self.device,
             "dtype": training_dtype(config, dtype),
+            **(COLOCATED_SGLANG if kind == "sglang" else {}),
             **config.sglang,
         }
 
         def spawn(index: int) -> tuple[EngineProcess, EngineClient]:
             process = engine_process(
-                "embedded",
+                kind,
                 config.rollout.hf_checkpoint,
                 free_port(),
                 self.paths.logs / f"engine-{index}.log",
@@ -245,7 +295,9 @@ class Session:
                 lambda folder, version: self.trainer.invoke("export_hf", folder, version),
             )
         else:
-            transport = TensorTransport(self.trainer.buckets, sync.update_weight_buffer_size)
+            transport = TensorTransport(
+                self.trainer.buckets, self.trainer.release_buckets, sync.update_weight_buffer_size
+            )
         tolerance = tolerance_for(dtype, sync.canary_tolerance)
         return WeightSync(
             self.rollout, transport, self.config.fault_tolerance.sync_timeout_s, tolerance
@@ -258,12 +310,33 @@ def resolve_device(config: RunConfig) -> Literal["cpu", "cuda"]:
     Raises:
         ConfigError: cuda was asked for without a GPU.
     """
-    present = Path("/dev/nvidia0").exists()
+    present = any(Path("/dev").glob("nvidia[0-9]*"))
     if config.cluster.device == "cuda" and not present:
         raise ConfigError("device cuda: this machine shows no NVIDIA GPU; use --device cpu")
     if config.cluster.device == "auto":
         return "cuda" if present else "cpu"
     return config.cluster.device
+
+
+def resolve_engine(
+    config: RunConfig, device: Literal["cpu", "cuda"]
+) -> Literal["embedded", "sglang"]:
+    """The kind of generation server; auto takes SGLang on CUDA where it is installed.
+
+    Raises:
+        ConfigError: sglang was asked for and its package is missing.
+    """
+    asked = config.cluster.rollout_engine
+    if asked == "embedded" or (asked == "auto" and device == "cpu"):
+        return "embedded"
+    if importlib.util.find_spec("sglang") is not None:
+        return "sglang"
+    if asked == "sglang":
+        raise ConfigError(
+            "rollout_engine sglang: the package is not installed; install the extra "
+            "slime-flow[sglang], or use --rollout-engine embedded"
+        )
+    return "embedded"
 
 
 def _empty(folder: Path) -> None:

@@ -33,6 +33,7 @@ class TrainerActor:
         self._settings = settings
         self._source = source
         self._rank: TrainerRank | None = None
+        self._shared: list[Any] = []  # memory that engines read while a sync runs
 
     def setup(self) -> dict[str, Any]:
         """Builds the model; returns the initial weights' digest and the parameter count."""
@@ -66,20 +67,17 @@ class TrainerActor:
 
     def buckets(self, most_bytes: int) -> list[str]:
         """All weights as serialised buckets in shared memory, of at most this size each where a
-        tensor is not larger."""
-        from slime_core.engines.tensor_wire import serialize_bucket
+        tensor is not larger. The memory stays until `release_buckets` or the next call: with
+        several engines torch's own count of readers would free it after the first."""
+        from slime_core.engines.tensor_wire import cut_buckets
 
-        buckets: list[str] = []
-        waiting: list[tuple[str, Any]] = []
-        waiting_bytes = 0
-        for name, tensor in self._built().named_hf_tensors():
-            size_bytes = tensor.numel() * tensor.element_size()
-            if waiting and waiting_bytes + size_bytes > most_bytes:
-                buckets.append(serialize_bucket(waiting))
-                waiting, waiting_bytes = [], 0
-            waiting.append((name, tensor))
-            waiting_bytes += size_bytes
-        return [*buckets, serialize_bucket(waiting)]
+        self.release_buckets()
+        self._shared = list(cut_buckets(self._built().named_hf_tensors(), most_bytes))
+        return [bucket.wire() for bucket in self._shared]
+
+    def release_buckets(self) -> None:
+        """Frees the memory of the last buckets."""
+        self._shared = []
 
     @ray.method(concurrency_group="control")
     def control(self, method: str, *args: Any) -> Any:
@@ -186,6 +184,12 @@ class TrainerGroup:
         pending = [actor.buckets.remote(most_bytes) for actor in self._actors]
         name = "the trainer to make weight buckets"
         return (await answer(name, self._train_timeout_s, pending, TrainerError))[0]
+
+    async def release_buckets(self) -> None:
+        """Frees the buckets' memory, once every engine has answered."""
+        pending = [actor.release_buckets.remote() for actor in self._actors]
+        name = "the trainer to free its weight buckets"
+        await answer(name, self._train_timeout_s, pending, TrainerError)
 
     def close(self) -> None:
         """Ends all ranks."""

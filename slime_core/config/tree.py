@@ -64,6 +64,9 @@ class ClusterGroup(Group):
     """GPUs (on CPU: processes) of all engines together."""
     rollout_num_gpus_per_engine: Operational[int] = Field(default=1, ge=1)
     """GPUs of one engine."""
+    rollout_engine: Operational[Literal["auto", "embedded", "sglang"]] = "auto"
+    """Generation server; auto takes SGLang on CUDA where its package is installed, else the
+    embedded engine."""
     threads_per_process: Operational[int] = Field(default=1, ge=1)
     """Compute threads of each trainer rank and engine on CPU."""
 

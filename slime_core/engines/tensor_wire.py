@@ -13,7 +13,7 @@ import binascii
 import copyreg
 import io
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
@@ -114,11 +114,29 @@ def serialize_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     return _dump([(name, tensor.detach()) for name, tensor in named])
 
 
-def serialize_bucket(named: Sequence[tuple[str, torch.Tensor]]) -> str:
-    """Writes the tensors as one flat block, for load_format "flattened_bucket".
+@dataclass(frozen=True)
+class FlatBucket:
+    """Tensors laid one behind the other, for load_format "flattened_bucket".
 
-    The block is a copy; the caller keeps nothing alive but must not end before the answer.
+    Keep it alive until every engine that was sent its `wire` has answered.
+
+    Attributes:
+        block: uint8 [bytes], a copy, on the tensors' device.
+        entries: where each tensor lies.
     """
+
+    block: torch.Tensor
+    entries: tuple[BucketEntry, ...]
+
+    def wire(self) -> str:
+        """The payload: it names the block's shared memory or CUDA IPC handle."""
+        if self.block.is_cuda:
+            torch.cuda.synchronize(self.block.device)  # the reader has streams of its own
+        return _dump({"flattened_tensor": self.block, "metadata": list(self.entries)})
+
+
+def flatten(named: Sequence[tuple[str, torch.Tensor]]) -> FlatBucket:
+    """Copies tensors of one device into one block."""
     if not named:
         raise EngineError("a tensor bucket must hold at least one tensor")
     parts = [tensor.detach().contiguous().flatten().view(torch.uint8) for _, tensor in named]
@@ -127,7 +145,26 @@ def serialize_bucket(named: Sequence[tuple[str, torch.Tensor]]) -> str:
         end = at + part.numel()
         entries.append(BucketEntry(name, tensor.shape, tensor.dtype, at, end, part.numel()))
         at = end
-    return _dump({"flattened_tensor": torch.cat(parts), "metadata": entries})
+    return FlatBucket(torch.cat(parts), tuple(entries))
+
+
+def cut_buckets(named: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[FlatBucket]:
+    """Buckets of at most `most_bytes` each; a larger tensor gets one of its own."""
+    waiting: list[tuple[str, torch.Tensor]] = []
+    waiting_bytes = 0
+    for name, tensor in named:
+        size_bytes = tensor.numel() * tensor.element_size()
+        if waiting and waiting_bytes + size_bytes > most_bytes:
+            yield flatten(waiting)
+            waiting, waiting_bytes = [], 0
+        waiting.append((name, tensor))
+        waiting_bytes += size_bytes
+    yield flatten(waiting)
+
+
+def serialize_bucket(named: Sequence[tuple[str, torch.Tensor]]) -> str:
+    """The payload of one flat bucket of CPU tensors: its memory lives as long as this process."""
+    return flatten(named).wire()
 
 
 def parse_tensors(payload: str, load_format: str | None = None) -> NamedTensors:

@@ -29,7 +29,8 @@ def start(settings: TrainerSettings) -> None:
     if settings.device == "cuda":
         torch.cuda.set_device(settings.local_rank)
     if _is_loopback(settings.master_addr):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     try:
         dist.init_process_group(
             backend="nccl" if settings.device == "cuda" else "gloo",

@@ -67,6 +67,8 @@ def load_from_tensors(model: ServedModel, named: Iterable[tuple[str, torch.Tenso
         _check_shape(name, list(tensor.shape), own[name])
     for name, tensor in pairs:
         own[name].copy_(tensor)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)  # the sender reuses its memory after the answer
     return len(pairs)
 
 

@@ -1,4 +1,4 @@
-"""Weights as buckets of tensors in shared memory, named in the update request."""
+"""Weights as buckets of tensors in shared memory (CUDA IPC on a GPU), named in the request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from slime_core.engines.client import EngineClient
 
 FLATTENED_BUCKET = "flattened_bucket"
 Buckets = Callable[[int], Awaitable[list[str]]]
+Release = Callable[[], Awaitable[None]]
 
 
 class TensorTransport:
@@ -15,12 +16,14 @@ class TensorTransport:
 
     Args:
         buckets: largest size in bytes -> serialised buckets, made by the trainer's rank 0, which
-            keeps the memory until the next call.
+            keeps the memory until `release` or the next call.
+        release: lets rank 0 free the memory of the last buckets.
         bucket_bytes: largest size of a bucket.
     """
 
-    def __init__(self, buckets: Buckets, bucket_bytes: int) -> None:
+    def __init__(self, buckets: Buckets, release: Release, bucket_bytes: int) -> None:
         self._buckets = buckets
+        self._release = release
         self._bucket_bytes = bucket_bytes
         self._ready: list[str] = []
 
@@ -38,4 +41,6 @@ class TensorTransport:
             )
 
     async def finish(self, version: str) -> None:
+        """Every engine has answered, so nobody reads the buckets any more."""
         self._ready = []
+        await self._release()
