@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.utilities.urls import url_for
 
 from flows.iteration import stage_task, tolerant_iteration
 from flows.launch import Launch
@@ -34,6 +35,7 @@ async def train(
     launch = Launch.current() or Launch.start(config, resume)
     SHOWN.set(Shown())
     launch.flow_run_id = await announce(launch.run_id)
+    launch.report.say(f"Prefect shows it at {url_for('flow-run', launch.flow_run_id)}")
     async with launch.running() as run:
         await crash_unfinished(launch.run_id)
         recovery = await recover()
