@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOGGERS = ("slime_core", "flows", "tasks")
 
 
-def log_to_file(path: Path, level: str) -> None:
-    """Sends this process's log lines of slime-flow to a file (appending)."""
+def log_to_file(path: Path, level: str) -> Callable[[], None]:
+    """Sends this process's log lines of slime-flow to a file (appending).
+
+    Returns:
+        Call it to stop, in a process that goes on to something else.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(FORMAT))
-    for name in ("slime_core", "flows", "tasks"):
-        logger = logging.getLogger(name)
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for logger in loggers:
         logger.setLevel(level)
         logger.addHandler(handler)
+
+    def stop() -> None:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
+
+    return stop
