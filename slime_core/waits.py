@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from slime_core.errors import DeadlineError
@@ -44,6 +44,18 @@ async def within(name: str, seconds: float, awaitable: Awaitable[T]) -> T:
         return await asyncio.wait_for(awaitable, seconds)
     except TimeoutError as error:
         raise DeadlineError(f"waited {seconds:.0f} s for {name}") from error
+
+
+async def together(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Awaits all at once. When one fails, the others are cancelled and have ended before its error
+    is raised, so nothing goes on behind the caller's back."""
+    tasks = [asyncio.ensure_future(item) for item in awaitables]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def poll(name: str, seconds: float, ready: Callable[[], T | None], interval_s: float = 0.05) -> T:

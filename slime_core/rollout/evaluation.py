@@ -27,6 +27,7 @@ from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import put_document
 from slime_core.store.evals import put_eval_rows
+from slime_core.waits import together
 
 SAMPLES_PER_REQUEST = 64
 
@@ -97,11 +98,9 @@ class Evaluator:
         for sample in samples:
             tokenize_prompt(sample, self._tokenizer)
         size = SAMPLES_PER_REQUEST
-        await asyncio.gather(
-            *(
-                generate(samples[i : i + size], self._gate, sampling, seed_of)
-                for i in range(0, len(samples), size)
-            )
+        await together(
+            generate(samples[i : i + size], self._gate, sampling, seed_of)
+            for i in range(0, len(samples), size)
         )
         served = {version for sample in samples for version in sample.weight_versions}
         if served - {job.version}:

@@ -11,6 +11,8 @@ from slime_core.store.backend import Backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.parts import GroupRows, write_part
 
+Waiting = tuple[GroupRows, asyncio.Future[None]]
+
 
 @dataclass(frozen=True)
 class PartTarget:
@@ -40,7 +42,7 @@ class PartWriter:
     def __init__(self, target: PartTarget, next_seq: Callable[[], int]) -> None:
         self._target = target
         self._next_seq = next_seq
-        self._queue: asyncio.Queue[tuple[GroupRows, asyncio.Future[None]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._acknowledged = 0
         self._task = asyncio.create_task(self._run(), name=f"parts {target.segment}")
 
@@ -55,7 +57,8 @@ class PartWriter:
         await done
 
     async def close(self) -> None:
-        """Ends the task; everything put before has been answered."""
+        """Writes what was put before, then ends the task."""
+        await self._queue.join()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -71,7 +74,7 @@ class PartWriter:
         held = faults.armed("generate-middle", self._target.segment)
         return max(1, self._target.hold_after) if held else 4096
 
-    async def _write(self, waiting: list[tuple[GroupRows, asyncio.Future[None]]]) -> None:
+    async def _write(self, waiting: list[Waiting]) -> None:
         target = self._target
         groups = [group for group, _ in waiting]
         try:
@@ -80,11 +83,19 @@ class PartWriter:
                 groups, target.cache,
             )  # fmt: skip
         except Exception as error:  # handed to every group that waits for this part
-            for _, done in waiting:
+            for done in _awaited(waiting):
                 done.set_exception(error)
             return
-        for _, done in waiting:
+        finally:
+            for _ in waiting:
+                self._queue.task_done()
+        for done in _awaited(waiting):
             done.set_result(None)
         self._acknowledged += len(waiting)
         if self._acknowledged >= target.hold_after:
             faults.hold("generate-middle", target.segment)
+
+
+def _awaited(waiting: list[Waiting]) -> list[asyncio.Future[None]]:
+    """The answers somebody still waits for; a cancelled group does not."""
+    return [done for _, done in waiting if not done.done()]

@@ -15,6 +15,7 @@ from slime_core.sample import Sample
 from slime_core.store.draws import Draw
 from slime_core.store.parts import DROPPED, FAILED, KEPT, GroupRows
 from slime_core.store.seal import Segment
+from slime_core.waits import together
 
 log = logging.getLogger(__name__)
 FURTHER_DRAWS_PER_GROUP = 4
@@ -63,7 +64,8 @@ class SegmentLoop:
         """Works until `target` groups are kept and every draw has ended.
 
         Raises:
-            RewardError: too many groups were dropped; names the most frequent reason.
+            RewardError: too many groups were dropped; names the most frequent reason. A later
+                start, with the reason removed, may draw as many again.
             StoreError: a part could not be written.
         """
         finished = adopted.finished
@@ -72,8 +74,8 @@ class SegmentLoop:
         kept = len(adopted.kept)
         further_left = FURTHER_DRAWS_PER_GROUP * self._plan.target
         while True:
-            outcomes = await asyncio.gather(
-                *(self._group(draw, attempts.get(draw.group_id, 0)) for draw in todo)
+            outcomes = await together(
+                self._group(draw, attempts.get(draw.group_id, 0)) for draw in todo
             )
             kept += sum(outcomes)
             missing = self._plan.target - kept
@@ -109,14 +111,14 @@ class SegmentLoop:
         reason, count = (self._reasons.most_common(1) or [("dropped before", 1)])[0]
         return (
             f"segment {self._plan.segment}: only {kept} of {self._plan.target} groups could be "
-            f"kept after {FURTHER_DRAWS_PER_GROUP} draws for each; {count} times: {reason}"
+            f"kept after {FURTHER_DRAWS_PER_GROUP} further draws for each; {count} times: {reason}"
         )
 
 
 def _begin(drawn: Sample, attempt: int) -> Sample:
     """A sample to generate into; the logged one stays as it is."""
-    sample = copy.copy(drawn)
+    sample = Sample.from_dict(drawn.to_dict())  # with counters of its own
     sample.tokens = list(drawn.tokens)
-    sample.metadata = dict(drawn.metadata)
+    sample.metadata = copy.deepcopy(drawn.metadata)
     sample.attempt = attempt
     return sample
