@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from slime_core.engines.client import EngineClient
 from slime_core.errors import DeadlineError
@@ -13,33 +14,50 @@ from slime_core.errors import DeadlineError
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class _Use:
+    """An engine as the gate uses it.
+
+    Attributes:
+        samples: sequences in flight there.
+        requests: requests in flight there.
+        listed: requests may be sent to it.
+    """
+
+    client: EngineClient
+    samples: int = 0
+    requests: int = 0
+    listed: bool = True
+
+
 class EngineGate:
     """Hands out the least busy usable engine while the gate is open.
 
     Args:
         connect: url -> client.
-        concurrency: requests in flight per engine; more wait.
+        concurrency: sequences in flight per engine; more wait.
     """
 
     def __init__(self, connect: Callable[[str], EngineClient], concurrency: int) -> None:
         self._connect = connect
         self._concurrency = concurrency
-        self._clients: dict[str, EngineClient] = {}
-        self._busy: dict[str, int] = {}
+        self._engines: dict[str, _Use] = {}
+        self._down: dict[str, str] = {}
         self._open = False
+        self._continuations = 0
         self._changed = asyncio.Condition()
 
     async def set_engines(self, urls: list[str]) -> None:
         """Replaces the usable engines; requests in flight to others run to their end."""
         async with self._changed:
-            gone = [self._clients.pop(url) for url in set(self._clients) - set(urls)]
+            idle = [use for url in set(self._engines) - set(urls) if (use := self._drop(url))]
             for url in urls:
-                if url not in self._clients:
-                    self._clients[url] = self._connect(url)
-                    self._busy[url] = 0
+                if url not in self._engines:
+                    self._engines[url] = _Use(self._connect(url))
+            self._down.clear()
             self._changed.notify_all()
-        for client in gone:
-            await client.close()
+        for use in idle:
+            await use.client.close()
 
     async def open(self) -> None:
         async with self._changed:
@@ -50,48 +68,91 @@ class EngineGate:
         async with self._changed:
             self._open = False
 
-    async def mark_down(self, url: str, why: str) -> None:
-        """Stops using an engine until `set_engines` names it again."""
+    async def mark_down(self, client: EngineClient, why: str) -> None:
+        """Stops using an engine until `set_engines` is called again. One that was replaced since
+        the request left is not blamed."""
+        url = client.url
         async with self._changed:
-            if self._clients.pop(url, None) is not None:
-                log.warning("engine %s is not used any more: %s", url, why)
+            use = self._engines.get(url)
+            if use is None or use.client is not client:
+                return
+            self._down[url] = why
+            idle = self._drop(url)
+        log.warning("engine %s is not used any more: %s", url, why)
+        if idle is not None:
+            await idle.client.close()
+
+    @property
+    def down(self) -> dict[str, str]:
+        """Engines marked down since `set_engines`, each with the reason."""
+        return dict(self._down)
 
     @asynccontextmanager
-    async def engine(self, samples: int, wait_s: float) -> AsyncIterator[EngineClient]:
+    async def engine(
+        self, samples: int, wait_s: float, *, continues: bool = False
+    ) -> AsyncIterator[EngineClient]:
         """An engine for a request of `samples` sequences.
+
+        Args:
+            continues: the request goes on with an aborted one, so it goes before new ones.
 
         Raises:
             DeadlineError: no engine was free within `wait_s`.
         """
-        async with self._changed:
-            try:
-                await asyncio.wait_for(
-                    self._changed.wait_for(lambda: self._free(samples) is not None), wait_s
-                )
-            except TimeoutError as error:
-                state = "open" if self._open else "closed"
-                raise DeadlineError(
-                    f"waited {wait_s:.0f} s for a free engine (gate {state}, "
-                    f"{len(self._clients)} usable engines)"
-                ) from error
-            url = self._free(samples)
-            assert url is not None
-            client = self._clients[url]
-            self._busy[url] += samples
+        use = await self._take(samples, wait_s, continues)
         try:
-            yield client
+            yield use.client
         finally:
             async with self._changed:
-                self._busy[url] -= samples
+                use.samples -= samples
+                use.requests -= 1
+                over = not use.listed and not use.requests
                 self._changed.notify_all()
+            if over:
+                await use.client.close()
 
     async def aclose(self) -> None:
         await self.set_engines([])
 
-    def _free(self, samples: int) -> str | None:
+    async def _take(self, samples: int, wait_s: float, continues: bool) -> _Use:
+        def free() -> bool:
+            turn = continues or not self._continuations
+            return turn and self._free(samples) is not None
+
+        async with self._changed:
+            self._continuations += continues
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(free)
+            except TimeoutError as error:
+                raise DeadlineError(self._waited(wait_s)) from error
+            finally:
+                self._continuations -= continues
+                if continues:
+                    self._changed.notify_all()
+            use = self._free(samples)
+            assert use is not None
+            use.samples += samples
+            use.requests += 1
+            return use
+
+    def _free(self, samples: int) -> _Use | None:
         """The least busy engine with room; one that is idle takes any request."""
-        if not self._open or not self._clients:
+        if not self._open or not self._engines:
             return None
-        url = min(self._clients, key=lambda item: self._busy[item])
-        busy = self._busy[url]
-        return url if busy == 0 or busy + samples <= self._concurrency else None
+        use = min(self._engines.values(), key=lambda item: item.samples)
+        return use if not use.samples or use.samples + samples <= self._concurrency else None
+
+    def _drop(self, url: str) -> _Use | None:
+        """Stops using an engine; returns it if nothing is in flight there, so it can be closed."""
+        use = self._engines.pop(url)
+        use.listed = False
+        return None if use.requests else use
+
+    def _waited(self, wait_s: float) -> str:
+        state = "open" if self._open else "closed"
+        down = "".join(f"; {url} is down: {why}" for url, why in self._down.items())
+        return (
+            f"waited {wait_s:.0f} s for a free engine (gate {state}, {len(self._engines)} usable "
+            f"engines{down})"
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_core.engines.client import EngineAnswerError, EngineClient, EngineUnreachableError
 from slime_core.engines.protocol import GenerateRequest
-from slime_core.errors import DataError
+from slime_core.errors import DataError, DeadlineError
 from slime_core.rollout.gate import EngineGate
 from slime_core.sample import Sample, Status
 from slime_core.waits import Deadline, within
@@ -41,8 +41,8 @@ async def generate(
     """Generates until every sample is completed or truncated; changes them in place.
 
     A request that a weight sync aborts keeps its tokens (span of the old version) and continues
-    under the new one. An engine that fails is left to the supervisor, the request goes to another
-    one with the same seed.
+    under the new one. An engine that fails or hangs is marked down for the supervisor to look at;
+    after a failure the request goes to another one with the same seed.
 
     Args:
         samples: with prompt tokens in `tokens`; all go out in one request.
@@ -55,13 +55,17 @@ async def generate(
     deadline = Deadline(f"generation of {_named(samples)}", sampling.timeout_s)
     while waiting := [s for s in samples if _needs_tokens(s, sampling)]:
         deadline.check()
-        async with gate.engine(len(waiting), deadline.remaining_s) as client:
+        continues = any(sample.response_length for sample in waiting)
+        engine = gate.engine(len(waiting), deadline.remaining_s, continues=continues)
+        async with engine as client:
             try:
                 await _round(waiting, client, sampling, seed_of, deadline)
-            except (EngineUnreachableError, EngineAnswerError) as error:
+            except (EngineUnreachableError, EngineAnswerError, DeadlineError) as error:
                 if isinstance(error, EngineAnswerError) and error.status < SERVER_ERROR:
                     raise
-                await gate.mark_down(client.url, str(error))
+                await gate.mark_down(client, str(error))
+                if isinstance(error, DeadlineError):
+                    raise
 
 
 async def _round(
