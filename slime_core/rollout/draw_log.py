@@ -40,26 +40,39 @@ class DrawLog:
     def of_segment(self, segment: int) -> list[Draw]:
         """What is logged for a segment, in order."""
         found: list[Draw] = []
-        for seq in reversed(range(self._next_seq)):
+        for seq in self.files_of(segment):
             draws = read_draws(self._cache, seq)
-            found = [draw for draw in draws if draw.segment == segment] + found
-            if draws[0].segment < segment:
-                break
+            found += [draw for draw in draws if draw.segment == segment]
         return found
 
-    def draw(self, segment: int, count: int) -> tuple[list[Draw], int]:
-        """Logs `count` further draws for a segment; returns them and the log number.
+    def files_of(self, segment: int) -> list[int]:
+        """The log numbers that hold draws of a segment, ascending."""
+        found: list[int] = []
+        for seq in reversed(range(self._next_seq)):
+            segments = {draw.segment for draw in read_draws(self._cache, seq, samples=False)}
+            if segment in segments:
+                found.append(seq)
+            if min(segments) < segment:
+                break
+        return found[::-1]
 
-        Another owner's draws that took our number count as logged and are not returned.
+    def draw(self, segment: int, count: int) -> list[Draw]:
+        """Draws for a segment until `count` more of them are logged; returns these.
+
+        Draws of another owner that took our number count as logged. Those for another segment
+        only move the source on.
         """
-        while True:
-            draws = [self._as_logged(item, segment) for item in self._source.draw(count)]
-            seq = self._next_seq
-            theirs = log_draws(self._backend, seq, draws)
+        logged: list[Draw] = []
+        while len(logged) < count:
+            taken = self._source.draw(count - len(logged))
+            draws = [self._as_logged(item, segment) for item in taken]
+            theirs = log_draws(self._backend, self._next_seq, draws)
             self._next_seq += 1
-            if theirs is None:
-                return draws, seq
-            self._follow(theirs)
+            if theirs is not None:
+                self._follow(theirs)
+                draws = [draw for draw in theirs if draw.segment == segment]
+            logged += draws
+        return logged
 
     def _follow(self, draws: Sequence[Draw]) -> None:
         state = draws[-1].source_state

@@ -12,7 +12,7 @@ from typing import Any
 from slime_core.config.fields import values
 from slime_core.data.sources import PromptSource, SourceSettings
 from slime_core.engines.client import EngineClient
-from slime_core.errors import ConfigError, RewardError, StaleOwnerError
+from slime_core.errors import ConfigError, DigestError, RewardError, StaleOwnerError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
 from slime_core.rewards.hub import RewardHub, RewardSettings
@@ -96,6 +96,10 @@ class RolloutWorker:
     async def close_gate(self) -> None:
         await self._gate.close()
 
+    async def engines_down(self) -> dict[str, str]:
+        """Engines that failed a request since `set_engines`: url -> why."""
+        return self._gate.down
+
     async def sample(self, epoch: int, segment: int) -> Ref:
         """Logs the segment's draws; those that are logged already count."""
         self._check_epoch(epoch)
@@ -116,9 +120,7 @@ class RolloutWorker:
             lambda: next(self._part_seq),
         )
         plan = SegmentPlan(segment, target, config.fault_tolerance.max_group_attempts)
-        loop = SegmentLoop(
-            plan, self._finish_group, lambda n: self._draws.draw(segment, n)[0], writer
-        )
+        loop = SegmentLoop(plan, self._finish_group, lambda n: self._draws.draw(segment, n), writer)
         try:
             await loop.run(draws, adopted)
         finally:
@@ -133,16 +135,21 @@ class RolloutWorker:
     def _sample(self, segment: int) -> Ref:
         logged = self._draws.of_segment(segment)
         missing = self._config.rollout.rollout_batch_size - len(logged)
-        from_store = missing <= 0
-        seq = 0
-        if not from_store:
-            new, seq = self._draws.draw(segment, missing)
-            logged += new
+        if missing > 0:
+            logged += self._draws.draw(segment, missing)
         rows = sum(len(draw.samples) for draw in logged)
-        return Ref(layout.draws(seq), "draws", segment, rows=rows, from_store=from_store)
+        key = layout.draws(self._draws.files_of(segment)[0])
+        return Ref(key, "draws", segment, rows=rows, from_store=missing <= 0)
 
     def _seal(self, epoch: int, segment: int) -> Ref:
         found = adopt(self._cache, segment)
+        target = self._config.rollout.rollout_batch_size
+        if len(found.kept) < target:
+            raise DigestError(
+                f"only {len(found.kept)} of {target} kept groups of segment {segment} can be read "
+                f"back, {len(found.quarantined)} parts were damaged and moved to quarantine: start "
+                "again, then they are generated anew"
+            )
         draws = self._draws.of_segment(segment)
         parent = read_seal(self._backend, segment - 1) if segment else None
         seal = put_seal(
