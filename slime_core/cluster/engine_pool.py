@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from slime_core.engines.client import EngineClient
 from slime_core.engines.launcher import EngineProcess
-from slime_core.errors import EngineError
-from slime_core.waits import Deadline
+from slime_core.errors import DeadlineError, EngineError
+from slime_core.waits import Deadline, together
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ class Engine:
         process: its server.
         client: talks to the server.
         quarantined: why it may not be used; None while it may.
-        restarts: how often it was started anew.
+        restarts: how often it was started anew in this stage.
+        pardons: how often in this stage it was found good after a request had failed.
     """
 
     name: str
@@ -32,11 +33,16 @@ class Engine:
     client: EngineClient
     quarantined: str | None = None
     restarts: int = 0
+    pardons: int = 0
 
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """Budgets of a pool."""
+    """Budgets of a pool.
+
+    Attributes:
+        restarts: of one engine in one stage.
+    """
 
     start_timeout_s: float
     restarts: int
@@ -67,8 +73,8 @@ class EnginePool:
     async def ready(self) -> None:
         """Waits until every engine answers; an engine that died is named with its log's end."""
         deadline = Deadline("engines to come up", self.limits.start_timeout_s)
-        await asyncio.gather(
-            *(asyncio.to_thread(e.process.wait_healthy, deadline.remaining_s) for e in self.engines)
+        await together(
+            asyncio.to_thread(e.process.wait_healthy, deadline.remaining_s) for e in self.engines
         )
 
     @property
@@ -94,29 +100,42 @@ class EnginePool:
         """Puts a verified engine into use."""
         self._named(name).quarantined = None
 
-    def dead(self) -> list[Engine]:
-        """Engines whose process has ended."""
-        return [engine for engine in self.engines if not engine.process.alive]
+    def renew_budgets(self) -> None:
+        """Begins a stage: every engine may be restarted as often as configured."""
+        for engine in self.engines:
+            engine.restarts = engine.pardons = 0
+
+    def can_restart(self, engine: Engine) -> bool:
+        """Whether its budget for this stage has something left."""
+        return engine.restarts < self.limits.restarts
 
     async def restart(self, engine: Engine) -> None:
-        """Starts a dead or quarantined engine anew; it stays quarantined until verified.
+        """Starts an engine anew, again where it does not come up, as far as its budget goes. It
+        stays quarantined until verified.
 
         Raises:
-            EngineError: its restart budget is spent.
+            EngineError: its budget is spent.
         """
-        if engine.restarts >= self.limits.restarts:
-            raise EngineError(
-                f"{engine.name} ended {engine.restarts + 1} times, its budget of "
-                f"{self.limits.restarts} restarts (engine_restarts) is spent; its log: "
-                f"{engine.process.log_path}"
-            )
-        engine.quarantined = "restarting"
-        engine.restarts += 1
-        await engine.client.close()
-        await asyncio.to_thread(engine.process.terminate)
-        engine.process, engine.client = self.spawn(self.engines.index(engine))
-        engine.process.start()
-        await asyncio.to_thread(engine.process.wait_healthy, self.limits.start_timeout_s)
+        why = engine.quarantined or "it ended"
+        while self.can_restart(engine):
+            engine.quarantined = "restarting"
+            engine.restarts += 1
+            await engine.client.close()
+            await asyncio.to_thread(engine.process.terminate)
+            engine.process, engine.client = self.spawn(self.engines.index(engine))
+            engine.process.start()
+            try:
+                limit_s = self.limits.start_timeout_s
+                await asyncio.to_thread(engine.process.wait_healthy, limit_s)
+                return
+            except (EngineError, DeadlineError) as error:
+                why = str(error)
+                log.warning("%s did not come up: %s", engine.name, error)
+        engine.quarantined = (
+            f"its budget of {self.limits.restarts} restarts a stage (engine_restarts) is spent: "
+            f"{why}"
+        )
+        raise EngineError(f"{engine.name}: {engine.quarantined}; log: {engine.process.log_path}")
 
     async def close(self) -> None:
         """Ends all servers."""

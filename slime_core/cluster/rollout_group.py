@@ -79,6 +79,10 @@ class RolloutGroup:
         """Which engines may be used from now on."""
         await self._control("set_engines", urls)
 
+    async def engines_down(self) -> dict[str, str]:
+        """Engines that failed a request since `set_engines`: url -> why."""
+        return await self._control("engines_down")
+
     async def sample(self, epoch: int, segment: int) -> Ref:
         return await self._stage("sample", epoch, segment)
 

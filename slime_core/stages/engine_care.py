@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.errors import EngineError
+from slime_core.errors import DeadlineError, EngineError
 from slime_core.run.context import RunContext
+from slime_core.waits import within
 from slime_core.weights.sync.canary import CanaryReading, canary_tokens
-from slime_core.weights.sync.machine import SyncOutcome
+from slime_core.weights.sync.machine import SyncOutcome, verify
+
+if TYPE_CHECKING:
+    from slime_core.cluster.engine_pool import Engine
 
 log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 0.5
+HEARING_S = 10.0
 T = TypeVar("T")
 
 
 async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits work that needs engines; an engine that dies meanwhile is restarted, brought to the
+    """Awaits work that needs engines; one that ends or fails meanwhile is repaired, brought to the
     served version and given back to the workers.
 
     Raises:
-        EngineError: an engine's restart budget is spent.
+        EngineError: no engine is left; says why.
     """
+    ctx.engines.renew_budgets()
     task = asyncio.create_task(work)
     try:
         while True:
@@ -38,25 +44,30 @@ async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def bring_weights(ctx: RunContext) -> SyncOutcome:
-    """Brings all engines to the trainer's weights and opens the gate to those that took them.
+    """Brings all engines to the trainer's weights; the gate is closed afterwards.
 
-    Engines that are dead or do not take the weights are restarted, within their budget.
+    Engines that are dead, quarantined or do not take the weights are restarted, within their
+    budget. One that is beyond it is left out as long as another one serves.
 
     Raises:
         EngineError: no engine serves the weights.
     """
     version = ctx.state.version
+    ctx.engines.renew_budgets()
     canary = await read_canary(ctx)
     while True:
-        for engine in ctx.engines.dead():
-            await ctx.engines.restart(engine)
+        for engine in ctx.engines.engines:
+            if not engine.process.alive or engine.quarantined is not None:
+                await _restarted(ctx, engine)
         try:
             outcome = await ctx.weight_sync.run(version, canary, ctx.engines.clients())
             break
         except EngineError as error:
+            if not any(ctx.engines.can_restart(engine) for engine in ctx.engines.engines):
+                raise
             log.warning("%s; restarting the engines", error)
-            for engine in list(ctx.engines.engines):
-                await ctx.engines.restart(engine)
+            for engine in ctx.engines.engines:
+                ctx.engines.quarantine(engine.name, "it did not take the weights")
     for name in outcome.serving:
         ctx.engines.admit(name)
     for name, why in outcome.quarantined.items():
@@ -79,14 +90,80 @@ async def read_canary(ctx: RunContext) -> CanaryReading:
 
 
 async def _revive(ctx: RunContext) -> None:
-    dead = ctx.engines.dead()
-    if not dead:
+    """Repairs every engine that ended, was quarantined, or failed a request of a worker."""
+    down = await _marked_down(ctx)
+    broken = [engine for engine in ctx.engines.engines if _complaint(engine, down)]
+    hopeful = [e for e in broken if ctx.engines.can_restart(e) or e.client.url in down]
+    if not hopeful:
         return
-    for engine in dead:
-        log.warning("%s ended; restarting it", engine.name)
-        await ctx.engines.restart(engine)
-    canary = await read_canary(ctx)
-    for engine in dead:
-        await ctx.weight_sync.push(engine.name, engine.client, ctx.state.version, canary)
-        ctx.engines.admit(engine.name)
+    for engine in hopeful:
+        ctx.engines.quarantine(engine.name, _complaint(engine, down) or "")
     await ctx.rollout.set_engines(ctx.engines.urls)
+    canary = await read_canary(ctx)
+    for engine in hopeful:
+        await _repair(ctx, engine, canary, suspected=engine.client.url in down)
+    await ctx.rollout.set_engines(ctx.engines.urls)
+    if not ctx.engines.usable:
+        reasons = "; ".join(f"{e.name}: {e.quarantined}" for e in ctx.engines.engines)
+        raise EngineError(f"no engine is left: {reasons}")
+
+
+async def _marked_down(ctx: RunContext) -> dict[str, str]:
+    """Engines that failed a worker's request; none while the worker is too busy to say."""
+    try:
+        return await ctx.rollout.engines_down()
+    except DeadlineError as error:
+        log.warning("%s", error)
+        return {}
+
+
+def _complaint(engine: Engine, down: dict[str, str]) -> str | None:
+    """Why an engine needs care, None where it does not."""
+    if not engine.process.alive:
+        return f"its process ended with status {engine.process.returncode}"
+    return engine.quarantined or down.get(engine.client.url)
+
+
+async def _repair(
+    ctx: RunContext, engine: Engine, canary: CanaryReading, *, suspected: bool
+) -> None:
+    """Puts an engine back into use.
+
+    Args:
+        suspected: it lives and only failed a request, so it may prove itself (once a stage).
+            Otherwise it is started anew.
+    """
+    alive = engine.process.alive
+    if alive and suspected and not engine.pardons and await _proves_itself(ctx, engine, canary):
+        engine.pardons += 1
+        ctx.engines.admit(engine.name)
+        return
+    while await _restarted(ctx, engine):
+        try:
+            await ctx.weight_sync.push(engine.name, engine.client, ctx.state.version, canary)
+        except (EngineError, DeadlineError) as error:
+            ctx.engines.quarantine(engine.name, str(error))
+            continue
+        ctx.engines.admit(engine.name)
+        return
+
+
+async def _proves_itself(ctx: RunContext, engine: Engine, canary: CanaryReading) -> bool:
+    """Whether a living engine serves the trainer's numbers under the served version."""
+    check = verify(engine.client, ctx.state.version, canary, ctx.weight_sync.tolerance)
+    try:
+        await within(f"{engine.name} to answer the canary", HEARING_S, check)
+    except (EngineError, DeadlineError) as error:
+        log.warning("%s is not what it should be: %s", engine.name, error)
+        return False
+    return True
+
+
+async def _restarted(ctx: RunContext, engine: Engine) -> bool:
+    """Starts an engine anew; False if its budget is spent."""
+    try:
+        await ctx.engines.restart(engine)
+    except EngineError as error:
+        log.warning("%s", error)
+        return False
+    return True

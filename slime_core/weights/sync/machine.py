@@ -25,7 +25,7 @@ TRANSFERS_PER_ENGINE = 2
 
 
 class SyncState(enum.Enum):
-    """Where a sync stands; logged and named in errors."""
+    """Where a sync, or one engine in it, stands; logged and named in errors."""
 
     SERVING = "serving"
     PREPARE = "prepare"
@@ -101,6 +101,7 @@ class WeightSync:
         self.tolerance = tolerance
         self.min_engines = min_engines
         self.state = SyncState.SERVING
+        self._states: dict[str, SyncState] = {}
 
     async def run(
         self, version: str, canary: CanaryReading, clients: dict[str, EngineClient]
@@ -115,12 +116,11 @@ class WeightSync:
         Raises:
             EngineError: fewer than `min_engines` serve the new version; the gate stays closed,
                 since what is served is unknown.
-            DeadlineError: the sync took longer than its deadline.
+            DeadlineError: the weights were not prepared, or the workers did not close their gate,
+                in time. An engine that is late counts as failed.
         """
         deadline = Deadline(f"weight sync to {version}", self.timeout_s)
-        self._enter(SyncState.PREPARE, version)
-        await within(f"preparing weights {version}", deadline.remaining_s,
-                     self.transport.prepare(version))  # fmt: skip
+        await self._prepare(version, deadline)
         self._enter(SyncState.GATED, version)
         await within("rollout workers to close their gate", deadline.remaining_s, self.gate.close())
         results = await asyncio.gather(
@@ -162,6 +162,16 @@ class WeightSync:
         await self.gate.open()
         self.state = SyncState.SERVING
 
+    async def _prepare(self, version: str, deadline: Deadline) -> None:
+        """Readies the bytes. The engines serve on, also if this fails."""
+        self._enter(SyncState.PREPARE, version)
+        try:
+            name = f"preparing weights {version}"
+            await within(name, deadline.remaining_s, self.transport.prepare(version))
+        except BaseException:
+            self._enter(SyncState.SERVING, version)
+            raise
+
     async def _bring(
         self,
         name: str,
@@ -172,6 +182,7 @@ class WeightSync:
     ) -> tuple[str, float | None, str | None]:
         """One engine through QUIET, TRANSFER and VERIFY: (name, canary gap, why it failed)."""
         why = "no transfer was tried"
+        self._states[name] = SyncState.GATED
         for _ in range(TRANSFERS_PER_ENGINE):
             try:
                 gap = await within(
@@ -181,29 +192,32 @@ class WeightSync:
                 )
                 return name, gap, None
             except SlimeError as error:
-                why = f"{self.state.value}: {error}"
+                why = f"{self._states[name].value}: {error}"
                 log.warning("engine %s did not take %s: %s", name, version, why)
         return name, None, why
 
     async def _load(
         self, name: str, client: EngineClient, version: str, canary: CanaryReading
     ) -> float:
-        self._enter(SyncState.QUIET, version)
+        self._enter(SyncState.QUIET, version, name)
         await client.pause("abort")
 
         async def flushed() -> bool | None:
             return True if await client.flush_cache() else None
 
         await apoll(f"engine {name} to be quiet", QUIET_TIMEOUT_S, flushed, interval_s=0.02)
-        self._enter(SyncState.TRANSFER, version)
+        self._enter(SyncState.TRANSFER, version, name)
         await self.transport.send(client, version)
         await client.resume()
-        self._enter(SyncState.VERIFY, version)
+        self._enter(SyncState.VERIFY, version, name)
         return await verify(client, version, canary, self.tolerance)
 
-    def _enter(self, state: SyncState, version: str) -> None:
+    def _enter(self, state: SyncState, version: str, engine: str = "") -> None:
+        """Moves the sync, or one engine in it; engines go through their states side by side."""
         self.state = state
-        log.debug("sync %s: %s", version, state.value)
+        if engine:
+            self._states[engine] = state
+        log.debug("sync %s: %s %s", version, state.value, engine)
 
 
 async def verify(

@@ -41,5 +41,9 @@ class DiskTransport:
 
     def _remove_all_but(self, version: str) -> None:
         for folder in self._folder.iterdir():
-            if folder.is_dir() and folder.name != version:
+            if not folder.is_dir() or folder.name == version:
+                continue
+            try:
                 shutil.rmtree(folder)
+            except OSError as error:  # the engines serve already; only space is lost
+                log.warning("old weights %s cannot be removed: %s", folder, error)
