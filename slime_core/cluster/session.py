@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 import ray
 
+from slime_core.cluster import reaper
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
 from slime_core.cluster.ports import HeldPort
 from slime_core.cluster.rollout_group import RolloutGroup
@@ -48,6 +50,7 @@ from slime_core.weights.sync.transports.tensor import TensorTransport
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 2**20
 TRACKER_TIMEOUT_S = 30.0
+REAPER_TIMEOUT_S = 5.0
 RAY_FOLDER_PREFIX = "slime-ray-"
 RAY_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 COLOCATED_SGLANG = {"mem_fraction_static": 0.4}
@@ -76,6 +79,7 @@ class Session:
         self.outbox: Outbox | None = None
         self._ports: list[HeldPort] = []
         self._ray_started = False
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._stop_logging: Callable[[], None] = lambda: None
 
     @classmethod
@@ -198,6 +202,7 @@ class Session:
         folder = tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX)  # socket paths must be short
         self._ray_note.write_text(folder, encoding="utf-8")
         self._ray_started = True
+        self._reaper = reaper.start(folder)
         ray.init(
             address="local",
             num_cpus=max(2, os.cpu_count() or 1),
@@ -213,6 +218,9 @@ class Session:
         if self._ray_started:
             ray.shutdown()
             self._ray_started = False
+            if self._reaper is not None:
+                self._reaper.kill()
+                self._reaper.wait(REAPER_TIMEOUT_S)
             self._remove_ray_folder()
 
     @property

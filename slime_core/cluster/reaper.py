@@ -1,0 +1,90 @@
+"""Ends what a killed run leaves behind: python -m slime_core.cluster.reaper --parent-pid P --mark M.
+
+Ray's agents look for their raylet only every few seconds and then wait for a server that is gone
+(seen: still there after 20 s). This process waits for the run's own process to end, however it
+ends, and then kills every process whose environment carries the run's mark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MARK = "SLIME_RAY_FOLDER"
+GRACE_S = 3.0
+SWEEP_S = 20.0
+
+
+def start(folder: str) -> subprocess.Popen[bytes]:
+    """Starts a reaper for this process; what it starts from now on carries the mark.
+
+    Args:
+        folder: Ray's temporary folder of this run; its name is the mark. The reaper removes it.
+    """
+    command = [sys.executable, "-I", "-S", str(Path(__file__)), "--parent-pid", str(os.getpid())]
+    reaper = subprocess.Popen(
+        [*command, "--mark", folder],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.environ[MARK] = folder
+    return reaper
+
+
+def wait_for_end(pid: int) -> None:
+    """Blocks until a process has ended. The only wait here without a deadline: it is the point."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    poller.poll()
+
+
+def marked(mark: str) -> list[int]:
+    """Processes, other than this one, whose environment carries the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Waits, then sweeps until nothing marked is left; 0 if that was reached in time."""
+    parser = argparse.ArgumentParser(prog="python -m slime_core.cluster.reaper")
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--mark", required=True)
+    options = parser.parse_args(argv)
+    wait_for_end(options.parent_pid)
+    start_s = time.monotonic()
+    while left := marked(options.mark):
+        waited_s = time.monotonic() - start_s
+        if waited_s > SWEEP_S:
+            return 1
+        if waited_s > GRACE_S:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    shutil.rmtree(options.mark, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
