@@ -249,14 +249,14 @@ class FileBackend:
             os.close(descriptor)
 
     def _make_directory(self, path: Path) -> None:
+        """Makes a directory at its first use; its name is then as durable as its files."""
         if path in self._known_directories:
             return
-        missing = [path, *path.parents]
-        missing = missing[: next(i for i, folder in enumerate(missing) if folder.exists())]
+        if path != self.root:
+            self._make_directory(path.parent)
         path.mkdir(parents=True, exist_ok=True)
         if self._fsync:
-            for folder in missing:
-                _sync_directory(folder.parent)
+            _sync_directory(path.parent)
         self._known_directories.add(path)
 
 
