@@ -56,15 +56,16 @@ class TrainState:
         digest: state digest S of what the trainer's ranks hold.
         iterations: iterations contained in the weights.
         lineage: names a stretch of training without drift; stands before the version number.
-        trained_s: seconds trained since the last finalised checkpoint.
-        skipped_in_a_row: iterations in a row that skipped a step.
+        trained_s: seconds of training that a resume would have to repeat, since they came after
+            the last final checkpoint.
+        drifts: how often a replay of this owner gave other weights than the ledger names.
     """
 
     digest: str
     iterations: int
     lineage: str
     trained_s: float = 0.0
-    skipped_in_a_row: int = 0
+    drifts: int = 0
 
     @property
     def version(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from dataclasses import dataclass, field
+from time import monotonic
 
+from slime_core.config.fields import numeric_digest
 from slime_core.errors import DigestError, TrainerError
-from slime_core.run.context import RunContext
+from slime_core.run.context import FIRST_LINEAGE, RunContext
 from slime_core.run.training import train_call
 from slime_core.store.checkpoints import Checkpoint, list_checkpoints, verify_checkpoint
 from slime_core.store.ledger import Ledger, unbroken_chain
@@ -53,12 +54,18 @@ async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) 
     states = [ctx.start_state, *(ledger.state for ledger in chain)]
     found = Restored()
     loaded = await _load(ctx, states, last, found)
-    ctx.state.lineage = _lineage_of(chain, ctx.state.lineage)
+    ctx.state.lineage = _lineage_of(chain)
+    ctx.state.trained_s = 0.0
     for ledger in chain[loaded + 1 :]:
         await _replay(ctx, ledger, found)
     if found.drift:
-        ctx.state.lineage = next_lineage(ctx.state.lineage)
-        log.warning("replay drifted in iterations %s: lineage %s", found.drift, ctx.state.lineage)
+        ctx.state.drifts += 1
+        ctx.state.lineage = drifted_lineage(ctx.lease.epoch, ctx.state.drifts)
+        log.warning(
+            "replay gave other weights than before from iteration %d on: versions now begin "
+            "with %s%s",
+            found.drift[0], ctx.state.lineage, _numeric_hint(ctx, chain[found.drift[0]]),
+        )  # fmt: skip
     ctx.state.digest, ctx.state.iterations = states[-1], last + 1
     return found
 
@@ -100,18 +107,30 @@ async def _replay(ctx: RunContext, ledger: Ledger, found: Restored) -> None:
         ctx, ledger.iteration, ledger.batch_digest, ledger.parent, ledger.state,
         ledger.forced_skips,
     )  # fmt: skip
+    start = monotonic()
     result = await ctx.trainer.train(call)
+    ctx.state.trained_s += monotonic() - start  # it would have to be repeated again
     found.replayed += 1
     ours = [step["weights_digest"] for step in result["steps"]]
     if ours != [step["weights_digest"] for step in ledger.result["steps"]]:
         found.drift.append(ledger.iteration)
 
 
-def _lineage_of(chain: list[Ledger], default: str) -> str:
-    return chain[-1].weight_version.rsplit("-", 1)[0] if chain else default
+def _lineage_of(chain: list[Ledger]) -> str:
+    return chain[-1].weight_version.rsplit("-", 1)[0] if chain else FIRST_LINEAGE
 
 
-def next_lineage(lineage: str) -> str:
-    """The name after: l0 -> l1."""
-    match = re.fullmatch(r"l(\d+)", lineage)
-    return f"l{int(match[1]) + 1}" if match else f"{lineage}.l1"
+def drifted_lineage(epoch: int, drifts: int) -> str:
+    """Names the weights after a drift so that no version ever names two of them.
+
+    Args:
+        epoch: the owner's; nobody else has it.
+        drifts: how many that owner has seen, this one included.
+    """
+    return f"l{epoch}.{drifts}"
+
+
+def _numeric_hint(ctx: RunContext, ledger: Ledger) -> str:
+    if ledger.numeric_digest == numeric_digest(ctx.config):
+        return ""
+    return " (numeric values of the configuration have changed since, such as lr or num_rollout)"

@@ -32,7 +32,8 @@ async def train(ctx: RunContext, batch: Ref) -> Ref:
     faults.hold("train", k)
     with ctx.clock.time(k, "train"):
         ledger = await _train(ctx, batch)
-    _count_skips(ctx, ledger)
+    if any(ledger.forced_skips):
+        await asyncio.to_thread(_check_skips, ctx, ledger)
     with ctx.clock.time(k, "save"):
         await save_if_due(ctx, k)
     return ledger.ref()
@@ -45,7 +46,7 @@ async def _train(ctx: RunContext, batch: Ref) -> Ledger:
         if found.batch_digest != batch.digest:
             raise DigestError(f"the ledger of iteration {k} was trained on another batch")
         if ctx.state.digest != found.state:
-            await restore_trainer(ctx, k)
+            await restore_trainer(ctx, k, rebuild=True)
         return found
     numeric = numeric_digest(ctx.config)
     following = next_state(ctx.state.digest, batch.digest, numeric)
@@ -90,13 +91,15 @@ async def _apply(ctx: RunContext, batch: Ref, following: str) -> dict[str, Any]:
     raise AssertionError("the loop above returns or raises")
 
 
-def _count_skips(ctx: RunContext, ledger: Ledger) -> None:
-    """Stops a run whose steps are not finite again and again."""
-    skipped = any(ledger.forced_skips)
-    ctx.state.skipped_in_a_row = ctx.state.skipped_in_a_row + 1 if skipped else 0
+def _check_skips(ctx: RunContext, last: Ledger) -> None:
+    """Stops a run whose steps are not finite again and again, restarts or not."""
     limit = ctx.config.train.skipped_steps_limit
-    if ctx.state.skipped_in_a_row >= limit:
+    before = range(last.iteration - limit + 1, last.iteration)
+    if before.start < 0:
+        return
+    ledgers = [read_ledger(ctx.backend, k) for k in before]
+    if all(ledger is not None and any(ledger.forced_skips) for ledger in ledgers):
         raise TrainerError(
-            f"{limit} iterations in a row had a NaN or Inf step (the last is {ledger.iteration}): "
+            f"{limit} iterations in a row had a NaN or Inf step (the last is {last.iteration}): "
             "look at the data of these iterations, or lower lr"
         )
