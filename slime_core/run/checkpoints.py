@@ -8,6 +8,7 @@ import shutil
 
 from slime_core.config.fields import identity_digest, numeric_digest
 from slime_core.run.context import RunContext
+from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.checkpoints import checkpoint_directory, list_checkpoints, put_manifest
 
@@ -53,14 +54,22 @@ async def save_if_due(ctx: RunContext, k: int) -> None:
 
 
 def remove_old(backend: Backend, kept: int) -> None:
-    """Removes all final checkpoints but the newest `kept`; the manifest goes first, so that half
-    a folder never counts."""
-    for checkpoint in list_checkpoints(backend)[kept:]:
+    """Removes all final checkpoints but the newest `kept`, and folders that no manifest makes
+    final. A manifest goes first, so that half a folder never counts.
+
+    Call it after a manifest was written: then no checkpoint is in the making.
+    """
+    final = list_checkpoints(backend)
+    for checkpoint in final[kept:]:
         backend.delete(f"{checkpoint.key}manifest.json")
-        folder = backend.local_path(checkpoint.key.rstrip("/"))
-        if folder is not None:
+    parent = backend.local_path(layout.CHECKPOINTS.rstrip("/"))
+    if parent is None:
+        return
+    names = {checkpoint.key.rstrip("/").rpartition("/")[2] for checkpoint in final[:kept]}
+    for folder in sorted(parent.iterdir()):
+        if folder.name not in names:
             shutil.rmtree(folder)
-        log.info("removed the old checkpoint %s", checkpoint.key)
+            log.info("removed the old checkpoint %s", folder)
 
 
 def _exists(ctx: RunContext, k: int) -> bool:

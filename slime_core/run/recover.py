@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from slime_core.run.checkpoints import save_if_due
 from slime_core.run.context import RunContext
 from slime_core.run.history import read_history
 from slime_core.run.plan import Action, History, Plan, plan
@@ -50,6 +51,8 @@ async def recover(ctx: RunContext) -> Recovery:
         by = {**ctx.by(steps.last), "canary": outcome.canary, "engines": len(outcome.serving)}
         await asyncio.to_thread(put_sync, ctx.backend, steps.last, ctx.state.version, by)
     await open_gate(ctx)
+    if steps.last >= 0:
+        await save_if_due(ctx, steps.last)  # the process before may have ended just before that
     await asyncio.to_thread(ctx.outbox.catch_up)
     recovery = Recovery(steps.iteration, bool(history.draws), _table(history, steps, restored))
     if recovery.resumed:
