@@ -11,6 +11,8 @@ from typing import Any
 from slime_core.config.fields import identity_digest, values
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, MissingError
+from slime_core.evaluation.obligations import owed
+from slime_core.evaluation.resolve import eval_datasets, eval_schedule
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import Document, put_document, read_document
@@ -51,10 +53,13 @@ def choose_run(store: Backend, config: RunConfig, resume: str = "auto") -> RunCh
     wanted = identity_digest(config)
     same = [run for run in list_runs(store) if run.body["identity_digest"] == wanted]
     for run in reversed(same):
-        done = iterations_done(store, run.body["run_id"])
-        if done < config.run.num_rollout:
-            sentence = f"resuming run {run.body['run_id']} after {done} iterations"
-            return RunChoice(run.body["run_id"], True, f"{sentence} (--new starts another)")
+        run_id = run.body["run_id"]
+        done = iterations_done(store, run_id)
+        owed = owed_evaluations(store, config, run_id, done)
+        if done < config.run.num_rollout or owed:
+            rest = f", to evaluate {', '.join(owed)}" if done >= config.run.num_rollout else ""
+            sentence = f"resuming run {run_id} after {done} iterations{rest}"
+            return RunChoice(run_id, True, f"{sentence} (--new starts another)")
     return _new(config)
 
 
@@ -70,6 +75,18 @@ def iterations_done(store: Backend, run_id: str) -> int:
     prefix = f"{run_id}/{layout.ITERATIONS}"
     found = [layout.parse_iteration(e.key.removeprefix(f"{run_id}/")) for e in store.list(prefix)]
     return len({item[0] for item in found if item is not None and item[1] == "ledger"})
+
+
+def owed_evaluations(store: Backend, config: RunConfig, run_id: str, done: int) -> list[str]:
+    """Datasets on which the weights after `done` iterations are to be evaluated and were not."""
+    prefix = f"{run_id}/{layout.EVALS}"
+    settled = set()
+    for entry in store.list(prefix):
+        version, _, name = entry.key.removeprefix(prefix).partition("/")
+        if name.endswith(".json"):
+            settled.add((int(version.rpartition("-")[2]), name.removesuffix(".json")))
+    names = [dataset.name for dataset in eval_datasets(config)]
+    return [one.dataset for one in owed(eval_schedule(config), names, done, settled).now]
 
 
 def record_run(store: Backend, run: Backend, config: RunConfig, run_id: str) -> None:
@@ -90,13 +107,13 @@ def record_run(store: Backend, run: Backend, config: RunConfig, run_id: str) -> 
         "identity_digest": identity_digest(config),
     }
     try:
-        old = read_document(run, layout.RUN)
+        known = read_document(run, layout.RUN)
+        _check_identity(run_id, known.body["identity"], identity)
     except MissingError:
         by = {"created": datetime.now(UTC).isoformat()}
-        put_document(run, layout.RUN, body, by)
-        put_document(store, f"{INDEX}{run_id}.json", body, by)
-        return
-    _check_identity(run_id, old.body["identity"], identity)
+        known = put_document(run, layout.RUN, body, by)
+    # Also for a run that is known: its first start may have been killed between the two.
+    put_document(store, f"{INDEX}{run_id}.json", known.body, known.by)
 
 
 def _check_identity(run_id: str, old: dict[str, Any], new: dict[str, Any]) -> None:
