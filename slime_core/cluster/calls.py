@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from slime_core.errors import SlimeError
 from slime_core.waits import within
@@ -20,7 +20,7 @@ async def answer(
     Args:
         name: what is waited for; stands in every error.
         pending: object refs.
-        lost: the error to raise if an actor died.
+        lost: the error to raise if an actor died, or failed in a way that nobody foresaw.
 
     Raises:
         SlimeError: the error that was raised inside an actor, as its own type.
@@ -31,7 +31,9 @@ async def answer(
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, SlimeError):
-            raise type(cause)(f"{cause}") from error
+            raise cause from error
         raise lost(f"{name} failed: {cause!r}\n{error}") from error
     except RayActorError as error:
         raise lost(f"{name} failed: its process ended: {error}") from error
+    except RayError as error:
+        raise lost(f"{name} failed: {error}") from error
