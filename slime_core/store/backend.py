@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ from slime_core.errors import ConfigError, LostRaceError, MissingError, StoreErr
 Data = bytes | bytearray | memoryview
 _NOT_YET = ("s3", "gs", "gcs", "az", "abfs", "abfss")
 _TEMPORARY = ".tmp"
+_ABANDONED_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class FileBackend:
         self._known_directories: set[Path] = set()
         try:
             self._make_directory(self._temporary)
+            self._sweep()
         except OSError as error:
             raise _trouble(error, self.root) from error
         if not os.access(self._temporary, os.W_OK | os.X_OK):
@@ -247,6 +250,13 @@ class FileBackend:
             raise
         finally:
             os.close(descriptor)
+
+    def _sweep(self) -> None:
+        """Removes what killed writers left; nobody writes one object for an hour."""
+        for path in self._temporary.iterdir():
+            with suppress(FileNotFoundError):  # another process sweeps, too
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
 
     def _make_directory(self, path: Path) -> None:
         """Makes a directory at its first use; its name is then as durable as its files."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from slime_core.run.history import read_history
 from slime_core.run.plan import Action, Plan, plan
 from slime_core.store import layout
-from slime_core.store.backend import Data, MemoryBackend
+from slime_core.store.backend import Backend, Data, MemoryBackend
 from slime_core.store.batch import BatchContent, BatchGroup, put_batch
 from slime_core.store.cache import NodeCache
-from slime_core.store.documents import put_document
+from slime_core.store.documents import Owner, put_document
 from slime_core.store.draws import Draw, log_draws
 from slime_core.store.ledger import initial_state, next_state, put_ledger, put_sync
 from slime_core.store.parts import GroupRows, write_part
@@ -72,13 +72,13 @@ def surplus_of(segment: int) -> int:
 class Life:
     """One process of a run, from its start to its end or death."""
 
-    backend: MemoryBackend
-    epoch: int
+    backend: Backend
+    owner: Owner
     num_rollout: int
 
     def live(self) -> Plan:
         """Plans, does one thing, plans again, until nothing is left. Returns the last plan."""
-        self.cache, self.owner, self.seq = NodeCache(self.backend), FakeOwner(self.epoch), 0
+        self.cache, self.seq = NodeCache(self.backend), 0
         self.trainer: str | None = None
         while True:
             now = plan(read_history(self.cache, START), self.num_rollout, self.trainer)
@@ -146,7 +146,7 @@ class Life:
         rows = GroupRows(
             draw.group_id, attempt, draw.data_epoch, draw.position, samples, verdict, None
         )
-        write_part(self.backend, segment, self.epoch, self.seq, [rows])
+        write_part(self.backend, segment, self.owner.epoch, self.seq, [rows])
         self.seq += 1
 
     def _parent(self, segment: int) -> str:
@@ -190,7 +190,7 @@ class Life:
                 "iteration": now.iteration, "state": entry.state, "about": {}, "files": [],
                 "weight_version": entry.weight_version,
             }  # fmt: skip
-            put_document(self.backend, layout.manifest(now.iteration, self.epoch), body)
+            put_document(self.backend, layout.manifest(now.iteration, self.owner.epoch), body)
 
 
 def run_with_deaths(num_rollout: int, deaths: list[tuple[int, bool]]) -> tuple[MortalBackend, Plan]:
@@ -203,8 +203,8 @@ def run_with_deaths(num_rollout: int, deaths: list[tuple[int, bool]]) -> tuple[M
     for epoch, (dies_at, after) in enumerate(deaths):
         backend.restart(dies_at, after)
         try:
-            return backend, Life(backend, epoch, num_rollout).live()
+            return backend, Life(backend, FakeOwner(epoch), num_rollout).live()
         except Killed:
             continue
     backend.restart(None, False)
-    return backend, Life(backend, len(deaths), num_rollout).live()
+    return backend, Life(backend, FakeOwner(len(deaths)), num_rollout).live()

@@ -74,6 +74,16 @@ def test_nothing_temporary_is_listed_or_left(tmp_path):
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["x"]
 
 
+def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path):
+    FileBackend(tmp_path)
+    old, new = tmp_path / ".tmp" / "old", tmp_path / ".tmp" / "new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    FileBackend(tmp_path)
+    assert new.exists() and not old.exists()
+
+
 def test_urls(tmp_path):
     a, b = open_backend(f"file://{tmp_path}/with%20space"), open_backend(f"{tmp_path}/with space")
     a.put_new("x", b"1")
