@@ -1,0 +1,65 @@
+# make train   installs what is missing, then trains the quickstart (ARGS="--new" and other flags)
+# make test    the same set-up, then the tests that need no more than a few minutes
+VENV ?= .venv
+CONFIG ?= configs/quickstart.yaml
+ARGS ?=
+# Where pip finds torch. Without a GPU, an index of CPU builds saves some gigabytes:
+#   make train TORCH_ARGS="--index-url URL"
+TORCH_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+CANDIDATES := python3.11 python3.12 python3 /usr/bin/python3
+PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(USABLE)' 2>/dev/null && echo $$p && break; done)
+TORCH := $(shell grep -o '^torch==[0-9.]*' constraints.txt)
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: train test test-slow test-all test-gpu test-sglang lint format install python bench-overhead
+
+train: $(STAMP)
+	$(BIN)/slime train $(CONFIG) $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sglang" $(ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m "slow and not gpu and not sglang" $(ARGS)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "not gpu and not sglang" $(ARGS)
+
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-sglang: $(STAMP)
+	$(BIN)/python -m pytest -m sglang $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-overhead: $(STAMP)
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+install: $(STAMP)
+
+python:
+	@echo $(PYTHON)
+
+# torch goes first and alone: pip then takes the build that lies at hand (a CPU one where there is
+# no GPU), and what follows keeps it.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { \
+	  echo "no Python 3.11 or 3.12 with venv was found: install python3 and python3-venv (Debian)," \
+	       "or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(TORCH_ARGS) "$(TORCH)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
