@@ -13,6 +13,7 @@ from prefect.runtime import flow_run, task_run
 from prefect.states import Completed
 
 from slime_core.refs import Ref
+from tasks._run import stage_name
 
 
 def task_options(stage: str, numbered: bool = True) -> dict[str, Any]:
@@ -67,8 +68,8 @@ async def unwrapped(result: Any) -> Any:
 
 
 def _task_run_name() -> str:
-    return f"{task_run.task_name} {iteration_of(task_run.parameters):06d}"
+    return stage_name(task_run.task_name, iteration_of(task_run.parameters))
 
 
 def _flow_run_name() -> str:
-    return f"{flow_run.flow_name} {iteration_of(flow_run.parameters):06d}"
+    return stage_name(flow_run.flow_name, iteration_of(flow_run.parameters))

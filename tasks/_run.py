@@ -92,6 +92,11 @@ def bound() -> Bound:
         raise RuntimeError("no run is bound here: stages run inside of a training") from None
 
 
+def stage_name(name: str, iteration: int) -> str:
+    """`generate 000012`; what happens before the first iteration is called initial."""
+    return f"{name} {iteration:06d}" if iteration >= 0 else f"{name} initial"
+
+
 async def run_stage(name: str, iteration: int, *arguments: Any) -> Any:
     """Calls a stage within its deadline.
 
@@ -108,14 +113,15 @@ async def run_stage(name: str, iteration: int, *arguments: Any) -> Any:
     limit_s = run.context.config.fault_tolerance.stage_timeout_s
     run.report.stage(name, iteration)
     started = time.monotonic()
-    ref = await within(f"{name} {iteration:06d}", limit_s, stage(run.context, *arguments))
-    log.info("%s", _line(name, iteration, ref, time.monotonic() - started))
+    title = stage_name(name, iteration)
+    ref = await within(title, limit_s, stage(run.context, *arguments))
+    log.info("%s", _line(title, ref, time.monotonic() - started))
     return ref
 
 
-def _line(name: str, iteration: int, ref: Ref | None, seconds: float) -> str:
+def _line(title: str, ref: Ref | None, seconds: float) -> str:
     if ref is None:
-        return f"{name} {iteration:06d}: nothing to do"
+        return f"{title}: nothing to do"
     sizes = f", {ref.rows} rows, {ref.tokens} tokens" if ref.rows else ""
     origin = " from the store" if ref.from_store else ""
-    return f"{name} {iteration:06d}: {ref.uri}{origin}{sizes}, {seconds:.2f} s"
+    return f"{title}: {ref.uri}{origin}{sizes}, {seconds:.2f} s"

@@ -49,7 +49,7 @@ class Terminal:
     def stage(self, name: str, iteration: int) -> None:
         """Shows what is going on now (live only)."""
         if self._is_live:
-            now = f"{name} {iteration:06d}"
+            now = f"{name} {iteration + 1}"
             self._redraw(f"{self._line}  |  {now}" if self._line else now)
 
     def start(self) -> None:
