@@ -150,6 +150,8 @@ def _fits(value: Any, column: Column) -> bool:
 
 def _plain(column: Column, values: list[Any], extra: list[dict[str, Any]]) -> pa.Array:
     """Arrow's conversion; what it refuses goes to `extra` instead."""
+    if all(value is None for value in values):
+        return pa.nulls(len(values), column.type)
     try:
         if column.type != TEXT or all(v is None or isinstance(v, str) for v in values):
             return pa.array(values, column.type)

@@ -111,11 +111,29 @@ def test_a_file_where_a_directory_should_be(tmp_path):
         backend.put_new("a/b", b"")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_write_permission(tmp_path):
+@pytest.fixture
+def closed_folder(tmp_path):
     tmp_path.chmod(0o500)
+    yield tmp_path
+    tmp_path.chmod(0o700)
+
+
+@pytest.fixture
+def ordinary_user():
+    """Tests run as root, too, who may write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_directory_without_write_permission(closed_folder, ordinary_user):
     with pytest.raises(StoreError, match=r"cannot be written by user id .*--store-url"):
-        open_backend(str(tmp_path / "store"))
+        open_backend(str(closed_folder / "store"))
 
 
 def test_a_read_only_file_system():
