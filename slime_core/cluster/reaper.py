@@ -1,8 +1,8 @@
-"""Ends what a killed run leaves behind: python -m slime_core.cluster.reaper --parent-pid P --mark M.
+"""Ends what a killed run leaves behind.
 
 Ray's agents look for their raylet only every few seconds and then wait for a server that is gone
 (seen: still there after 20 s). This process waits for the run's own process to end, however it
-ends, and then kills every process whose environment carries the run's mark.
+ends, and then kills every process that carries the run's mark.
 """
 
 from __future__ import annotations
@@ -53,21 +53,33 @@ def wait_for_end(pid: int) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes, other than this one, whose environment carries the mark."""
-    wanted = f"{MARK}={mark}".encode()
+    """Processes, other than this one, that carry the mark in their environment or hold a file
+    below the folder open (a process that renames itself overwrites its environment)."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if _in_environment(entry, mark) or _holds_file_below(entry, mark):
                 found.append(int(entry.name))
     return found
 
 
+def _in_environment(process: Path, mark: str) -> bool:
+    return f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+
+def _holds_file_below(process: Path, folder: str) -> bool:
+    for link in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(f"{folder}/"):
+                return True
+    return False
+
+
 def main(argv: list[str] | None = None) -> int:
     """Waits, then sweeps until nothing marked is left; 0 if that was reached in time."""
-    parser = argparse.ArgumentParser(prog="python -m slime_core.cluster.reaper")
+    parser = argparse.ArgumentParser(prog="reaper")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--mark", required=True)
     options = parser.parse_args(argv)
