@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 class ArgsView:
     """Reads every configuration field as an attribute under its flag name.
 
-    Writing sets a private value of this view: the configuration never changes.
+    Whatever is written, also into a list or dict found here, is private to this view: the
+    configuration never changes.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -23,7 +25,7 @@ class ArgsView:
                 flat |= {f"{prefix}{name}": value for name, value in content.items()}
             else:
                 flat |= {name: getattr(content, name) for name in type(content).model_fields}
-        self.__dict__.update(flat)
+        self.__dict__.update(copy.deepcopy(flat))
 
     def __contains__(self, name: str) -> bool:
         return name in self.__dict__
