@@ -24,14 +24,20 @@ def load_config(source: str | Path | dict[str, Any], overrides: dict[str, Any]) 
         ConfigError: a missing file, an unknown key (with the nearest known one), a wrong type or
             a broken rule.
     """
-    tree = source if isinstance(source, dict) else read_tree(Path(source))
+    if isinstance(source, dict):
+        _check_keys(source, "configuration")
+        tree = _extended(dict(source), Path(), "configuration", ())
+    else:
+        tree = read_tree(Path(source))
     return build_config(apply_overrides(tree, overrides))
 
 
 def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Reads one YAML file and what it extends; paths in it are relative to its folder."""
-    if path in seen:
-        raise ConfigError(f"{path}: `extends` goes in a circle: {' -> '.join(map(str, seen))}")
+    real = path.resolve()
+    if real in seen:
+        circle = " -> ".join(map(str, [*seen[seen.index(real) :], real]))
+        raise ConfigError(f"{path}: `extends` goes in a circle: {circle}")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -44,10 +50,19 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: must hold groups such as `run:` and `data:`")
     _check_keys(tree, str(path))
     tree = _absolute_paths(tree, path.parent)
+    return _extended(tree, path.parent, str(path), (*seen, real))
+
+
+def _extended(
+    tree: dict[str, Any], folder: Path, where: str, seen: tuple[Path, ...]
+) -> dict[str, Any]:
+    """Puts a tree over the file that it extends, if it does."""
     base = tree.pop("extends", None)
     if base is None:
         return tree
-    return _merge(read_tree((path.parent / base), (*seen, path)), tree)
+    if not isinstance(base, str):
+        raise ConfigError(f"{where}: `extends` takes the path of one YAML file, not {base!r}")
+    return _merge(read_tree(folder / base, seen), tree)
 
 
 def apply_overrides(tree: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -66,10 +81,11 @@ def apply_overrides(tree: dict[str, Any], overrides: dict[str, Any]) -> dict[str
 def build_config(tree: dict[str, Any]) -> RunConfig:
     """Validates the tree; every problem becomes one line of a ConfigError."""
     _check_keys(tree, "configuration")
+    needed = {name: {} for name, info in RunConfig.model_fields.items() if info.is_required()}
     try:
-        return RunConfig.model_validate({k: v for k, v in tree.items() if k != "extends"})
+        return RunConfig.model_validate(needed | {k: v for k, v in tree.items() if k != "extends"})
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(item) for item in error.errors())) from error
+        raise ConfigError("\n".join(_sentences(error))) from error
 
 
 def unknown_name(name: str, known: list[str], what: str) -> ConfigError:
@@ -129,11 +145,21 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _sentence(item: Any) -> str:
-    place = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "missing":
-        return f"{place} is missing: set it in the YAML file or as --{place.split('.')[-1]}"
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return message
-    return f"{place}: {message} (got {item['input']!r})"
+def _sentences(error: ValidationError) -> list[str]:
+    """One sentence for each place, also where a value may have several types and fits none."""
+    found: dict[str, list[Any]] = {}
+    for item in error.errors():
+        depth = [part for i, part in enumerate(item["loc"]) if i < 2 or isinstance(part, int)]
+        found.setdefault(".".join(map(str, depth)), []).append(item)
+    return [_sentence(place, items) for place, items in found.items()]
+
+
+def _sentence(place: str, items: list[Any]) -> str:
+    first = items[0]
+    if first["type"] == "missing":
+        flag = place.split(".")[-1].replace("_", "-")
+        return f"{place} is missing: set it in the YAML file or as --{flag}"
+    messages = [item["msg"].removeprefix("Value error, ") for item in items]
+    if first["type"] == "value_error":
+        return messages[0]
+    return f"{place}: {', or: '.join(messages)} (got {first['input']!r})"
