@@ -1,0 +1,108 @@
+"""Every field has one place, one class and a sentence; the digests follow the classes."""
+
+import pytest
+from pydantic import ValidationError
+
+from slime_core.config.fields import (
+    class_of,
+    field_groups,
+    field_info,
+    group_types,
+    identity_digest,
+    nearest,
+    numeric_digest,
+    values,
+)
+from slime_core.config.tree import RunConfig
+from tests.unit.config.trees import small
+
+CHANGED = {  # another valid value for fields whose type does not give one by itself
+    "device": "cpu",
+    "rollout_engine": "embedded",
+    "old_log_probs": "recompute",
+    "update_weight_transport": "tensor",
+    "log_level": "DEBUG",
+    "eval_config": {"datasets": []},
+}
+TOGETHER = {  # fields that only pass the rules with others
+    "eval_interval": {"eval_prompt_data": ["a", "b"]},
+    "eval_prompt_data": {"eval_interval": 1},
+    "eval_config": {"eval_interval": 1},
+    "use_dynamic_batch_size": {"max_tokens_per_gpu": 64},
+    "max_tokens_per_gpu": {"use_dynamic_batch_size": True},
+}
+FIXED = {  # one value works so far
+    "actor_num_nodes",
+    "actor_num_gpus_per_node",
+    "rollout_num_gpus_per_engine",
+    "advantage_estimator",
+}
+
+
+def another(name: str):
+    """A value other than the small configuration's."""
+    if name in CHANGED:
+        return CHANGED[name]
+    config = small()
+    old = getattr(getattr(config, field_groups()[name]), name)
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, int):
+        return old * 2 if old > 0 else 5
+    if isinstance(old, float):
+        return old / 2 if old else 0.5
+    if isinstance(old, str):
+        return old + "x"
+    if isinstance(old, dict):
+        return {"a": 1}
+    text = str(field_info(name).annotation)
+    if "list" in text:
+        return ["a", "b"] if "str" in text else [1]
+    return "x" if "str" in text else 2
+
+
+def test_every_field_has_one_class_and_a_sentence():
+    for name in field_groups():
+        assert class_of(name) in ("identity", "numeric", "operational")
+        text = field_info(name).description
+        assert text and text.endswith("."), name
+
+
+def test_names_are_unique_and_no_group_is_called_like_a_field():
+    names = [name for model in group_types().values() for name in model.model_fields]
+    assert len(names) == len(set(names)) == len(field_groups())
+    assert not set(names) & set(RunConfig.model_fields)
+
+
+def test_nothing_changes_a_configuration():
+    config = small()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.train.lr = 1.0  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.train = config.train  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", sorted(set(field_groups()) - FIXED))
+def test_a_field_moves_exactly_the_digest_of_its_class(name):
+    with_it = TOGETHER.get(name, {})
+    before, after = small(), small(**{**with_it, name: another(name)})
+    moved = {
+        "identity": identity_digest(before) != identity_digest(after),
+        "numeric": numeric_digest(before) != numeric_digest(after),
+    }
+    expected = {kind: class_of(name) == kind for kind in moved}
+    for other in with_it:
+        expected = {kind: expected[kind] or class_of(other) == kind for kind in moved}
+    assert moved == expected
+
+
+def test_open_groups_have_a_class_too():
+    assert numeric_digest(small()) != numeric_digest(small(megatron={"weight_decay": 0.1}))
+    assert numeric_digest(small()) == numeric_digest(small(sglang={"dtype": "float32"}))
+    assert values(small(sglang={"a": 1}), "operational")["sglang"] == {"a": 1}
+    assert "megatron" not in values(small(), "identity")
+
+
+def test_the_nearest_name_is_close_or_nothing():
+    assert nearest("rollout_batchsize", field_groups()) == "rollout_batch_size"
+    assert nearest("zzz", field_groups()) is None

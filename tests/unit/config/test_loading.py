@@ -1,0 +1,152 @@
+"""YAML, `extends` and overrides become one tree, or one sentence that says what to change."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slime_core.config.loading import load_config
+from slime_core.errors import ConfigError
+from tests.unit.config.trees import SMALL, small
+
+
+def write(path: Path, tree: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return path
+
+
+def refusal(source: object, **overrides: object) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_config(source, overrides)  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def test_a_file_and_its_tree_are_the_same_configuration(tmp_path):
+    path = write(tmp_path / "run.yaml", SMALL)
+    assert load_config(path, {}) == load_config(str(path), {}) == load_config(SMALL, {})
+
+
+def test_overrides_win_and_open_groups_are_merged():
+    tree = {**SMALL, "megatron": {"weight_decay": 0.5, "adam_beta2": 0.9}, "train": {"lr": 1.0}}
+    config = load_config(tree, {"lr": 2.0, "megatron": {"weight_decay": 0.1}})
+    assert config.train.lr == 2.0
+    assert config.megatron == {"weight_decay": 0.1, "adam_beta2": 0.9}
+    assert tree["train"] == {"lr": 1.0}, "the caller's tree stays as it was"
+
+
+def test_extends_puts_a_file_over_its_base(tmp_path):
+    write(tmp_path / "base" / "base.yaml", {**SMALL, "train": {"lr": 1.0, "clip_grad": 3.0}})
+    child = {"extends": "../base/base.yaml", "train": {"lr": 2.0}}
+    path = write(tmp_path / "runs" / "child.yaml", child)
+    config = load_config(path, {})
+    assert (config.train.lr, config.train.clip_grad) == (2.0, 3.0)
+
+
+def test_extends_works_in_a_tree_from_a_form_too(tmp_path):
+    base = write(tmp_path / "base.yaml", SMALL)
+    config = load_config({"extends": str(base), "run": {"num_rollout": 9}}, {})
+    assert config.run.num_rollout == 9 and config.rewards.rm_type == "exact_match"
+
+
+def test_relative_paths_of_a_file_belong_to_its_folder(tmp_path, monkeypatch):
+    tree = {**SMALL, "data": {**SMALL["data"], "prompt_data": "./d/p.jsonl"}}
+    tree["eval"] = {
+        "eval_interval": 1,
+        "eval_config": {"datasets": [{"name": "a", "path": "../held.jsonl"}]},
+    }
+    path = write(tmp_path / "c" / "run.yaml", tree)
+    monkeypatch.chdir("/")
+    config = load_config(path, {})
+    assert config.data.prompt_data == str(tmp_path / "c" / "d" / "p.jsonl")
+    datasets = config.eval.eval_config["datasets"]  # type: ignore[index]
+    assert datasets[0]["path"] == str(tmp_path / "held.jsonl")
+
+
+def test_extends_in_a_circle_is_named_however_the_paths_are_spelled(tmp_path):
+    write(tmp_path / "a.yaml", {"extends": "../" + tmp_path.name + "/b.yaml"})
+    write(tmp_path / "b.yaml", {"extends": "./a.yaml"})
+    message = refusal(tmp_path / "a.yaml")
+    assert "circle" in message and "b.yaml" in message
+
+
+@pytest.mark.parametrize("base", [3, ["a.yaml", "b.yaml"]])
+def test_extends_takes_one_path(base):
+    assert "takes the path of one YAML file" in refusal({**SMALL, "extends": base})
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ({"rolout": {}}, "unknown key rolout: did you mean rollout?"),
+        ({"data": {"promt_data": "x"}}, "promt_data: did you mean prompt_data?"),
+        ({"data": {"lr": 1.0}}, "lr stands under `data:` but belongs under `train:`"),
+        ({"rollout_batch_size": 4}, "rollout_batch_size belongs under `rollout:`"),
+        ({"train": None}, "`train:` must hold keys and values"),
+        ({"train": "lr"}, "`train:` must hold keys and values"),
+    ],
+)
+def test_wrong_keys_are_one_sentence_with_the_right_one(tmp_path, tree, sentence):
+    assert sentence in refusal({**SMALL, **tree})
+    assert sentence in refusal(write(tmp_path / "run.yaml", {**SMALL, **tree}))
+
+
+def test_an_unknown_override_is_refused_with_the_nearest_name():
+    assert refusal(SMALL, rollout_batchsize=3) == (
+        "unknown option rollout_batchsize: did you mean rollout_batch_size?"
+    )
+    assert refusal(SMALL, qqqq=3) == "unknown option qqqq"
+
+
+def test_overrides_over_a_group_that_is_no_group_are_refused_not_crashed():
+    assert "`run:` must hold keys and values" in refusal({**SMALL, "run": None}, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ({"lr": "fast"}, "train.lr: Input should be a valid number"),
+        ({"num_rollout": -1}, "run.num_rollout: Input should be greater than or equal to 0"),
+        (
+            {"rollout_batch_size": 2.5},
+            "rollout.rollout_batch_size: Input should be a valid integer",
+        ),
+        ({"advantage_estimator": "gae"}, "algorithm.advantage_estimator: Input should be 'grpo'"),
+        ({"megatron": 3}, "megatron: Input should be a valid dictionary"),
+        ({"eval_config": [1]}, "eval.eval_config: Input should be a valid dictionary, or: "),
+        ({"rollout_stop": [1]}, "rollout.rollout_stop.0: Input should be a valid string"),
+    ],
+)
+def test_a_wrong_type_is_one_sentence_that_quotes_the_value(override, sentence):
+    message = refusal(SMALL, **override)
+    assert message.startswith(sentence), message
+    assert "\n" not in message and "(got " in message
+
+
+def test_every_missing_field_is_named_with_its_flag():
+    lines = refusal({}).splitlines()
+    assert "run.num_rollout is missing: set it in the YAML file or as --num-rollout" in lines
+    assert any(line.startswith("data.prompt_data is missing") for line in lines)
+    assert len(lines) == 5
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    assert refusal(tmp_path / "no.yaml").endswith("no.yaml: no such configuration file")
+    assert "cannot be read" in refusal(tmp_path)
+    (tmp_path / "broken.yaml").write_text("run: [", encoding="utf-8")
+    assert "is not valid YAML" in refusal(tmp_path / "broken.yaml")
+    (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
+    assert "must hold groups" in refusal(tmp_path / "list.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "binary.yaml" in refusal(tmp_path / "binary.yaml")
+
+
+def test_the_tree_survives_a_round_trip_through_plain_values():
+    config = small(eval_prompt_data=["a", "a.jsonl"], eval_interval=2)
+    assert load_config(config.model_dump(), {}) == config
+
+
+def test_the_shipped_configuration_loads():
+    config = load_config(Path("configs/quickstart.yaml"), {})
+    assert Path(config.rollout.hf_checkpoint).is_absolute()
+    assert Path(config.data.prompt_data).is_file()

@@ -1,0 +1,70 @@
+"""Each rule over several fields: what passes, and the one sentence for what does not."""
+
+import pytest
+
+from slime_core.errors import ConfigError
+from tests.unit.config.trees import small
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            {"global_batch_size": 4, "num_steps_per_rollout": 3},
+            ("4 x n_samples_per_prompt 2 = 8 samples", "4 x num_steps_per_rollout 3 = 12"),
+        ),
+        ({"global_batch_size": 3}, ("8 samples an iteration", "global_batch_size 3")),
+        ({"global_batch_size": 16}, ("global_batch_size 16: choose a divisor of 8",)),
+        ({"num_steps_per_rollout": 3}, ("num_steps_per_rollout 3: choose a divisor of 8",)),
+        ({"global_batch_size": 1}, ("1 samples would split a group of 2",)),
+        ({"num_steps_per_rollout": 8}, ("would split a group of 2",)),
+        ({"use_dynamic_batch_size": True}, ("needs max_tokens_per_gpu",)),
+        ({"max_tokens_per_gpu": 10}, ("only with use_dynamic_batch_size",)),
+        ({"eps_clip": 1.0}, ("eps_clip 1.0 would allow negative ratios",)),
+        ({"eps_clip_high": 0.0}, ("eps_clip_high 0.0 must be above 0",)),
+        ({"eval_interval": 2}, ("needs held-out prompts",)),
+        ({"eval_prompt_data": ["a", "b"]}, ("without eval_interval",)),
+        ({"eval_config": {"datasets": []}}, ("without eval_interval",)),
+        ({"eval_interval": 2, "eval_prompt_data": ["a"]}, ("pairs of name and file", "1 entries")),
+        ({"rm_type": None}, ("no reward is configured", "rm_type", "custom_rm_path")),
+        ({"label_key": None}, ("exact_match compares with a label: set label_key",)),
+        ({"actor_num_gpus_per_node": 2}, ("2 trainer ranks", "use 1")),
+        ({"rollout_num_gpus_per_engine": 2}, ("rollout_num_gpus_per_engine to 1",)),
+    ],
+)
+def test_what_contradicts_itself_is_one_sentence_with_its_numbers(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        small(**overrides)
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        ({}, 1),
+        ({"global_batch_size": 8}, 1),
+        ({"global_batch_size": 2}, 4),
+        ({"num_steps_per_rollout": 2}, 2),
+        ({"global_batch_size": 4, "num_steps_per_rollout": 2}, 2),
+    ],
+)
+def test_steps_follow_from_whatever_is_given(overrides, steps):
+    assert small(**overrides).num_steps == steps
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64},
+        {"eps_clip": 0.2, "eps_clip_high": 1.5},
+        {"eval_interval": 1, "eval_prompt_data": ["a", "b"]},
+        {"rm_type": None, "custom_rm_path": "a.b", "label_key": None},
+        {"rm_type": "random", "label_key": None},
+        {"num_rollout": 0},
+    ],
+)
+def test_what_fits_together_passes(overrides):
+    small(**overrides)
