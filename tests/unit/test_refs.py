@@ -2,25 +2,27 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core.refs import Ref, canonical, canonical_json, digest_of, is_finite, restore
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(VALUES)
 def test_documents_come_back_through_any_json_library(value):
     again = restore(json.loads(canonical_json(value)))
     assert again == value
 
 
-@given(st.dictionaries(st.text(), VALUES, min_size=2))
+@settings(deadline=None, max_examples=40)
+@given(st.dictionaries(st.text(), VALUES, min_size=2, max_size=4))
 def test_digest_does_not_depend_on_the_order_of_keys(value):
     assert digest_of(dict(reversed(value.items()))) == digest_of(value)
 

@@ -33,7 +33,7 @@ def history_of(backend, keep=lambda key: True) -> History:
     return read_history(NodeCache(copy), START)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(DEATHS)
 def test_any_deaths_end_in_the_run_that_was_never_disturbed(undisturbed, deaths):
     """Same batches, same order, each exactly once, wherever and however often it dies."""

@@ -31,7 +31,7 @@ def through_parquet(rows: pa.RecordBatch) -> pa.Table:
     return pq.read_table(io.BytesIO(file.getvalue()))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(samples(), min_size=1, max_size=3))
 def test_samples_come_back_as_they_were(given_samples):
     rows = samples_to_rows(given_samples)

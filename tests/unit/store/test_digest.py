@@ -18,7 +18,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return table.combine_chunks().to_batches()[0]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(samples(), min_size=1, max_size=3), samples(), samples())
 def test_digest_survives_every_way_of_storing(group, before, after):
     digest = rows_digest(samples_to_rows(group))
@@ -37,7 +37,7 @@ def test_digest_survives_every_way_of_storing(group, before, after):
     assert rows_digest(one_batch(wider)) == digest
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(samples(), min_size=1, max_size=2), min_size=1, max_size=3))
 def test_groups_together_have_the_digests_they_have_alone(groups):
     together = samples_to_rows([sample for group in groups for sample in group])

@@ -2,7 +2,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_core.store import layout
@@ -22,6 +22,7 @@ def test_keys_are_those_of_the_design():
     assert layout.quarantine("groups/x") == "quarantine/groups/x"
 
 
+@settings(deadline=None)
 @given(NUMBER, NUMBER, NUMBER)
 def test_names_can_be_read_back(a, b, c):
     checksum = f"{c:032x}"

@@ -3,13 +3,14 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from slime_core.errors import DataError
 from slime_core.store.values import from_json, to_json
 from tests.unit.store.strategies import VALUE, same
 
 
+@settings(deadline=None)
 @given(VALUE)
 def test_values_come_back_as_they_were(value):
     text = to_json(value)
