@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, TrainerError
 from slime_core.megatron.padded import PaddedGroup, padded_attention, plan_groups
+from slime_core.megatron.rotary import rotate
 
 
 @cache
@@ -53,8 +55,22 @@ def varlen_attention(
     return out
 
 
+@dataclass
+class Pack(PackedSeqParams):
+    """Megatron's description of a packed micro-batch, with what all layers share.
+
+    Attributes:
+        cos, sin: [t, 1, d / 2], rotary tables of every token.
+        groups: plan of the padded calls, made by the first layer that needs it.
+    """
+
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
+    groups: list[PaddedGroup] | None = None
+
+
 class PackedAttention(MegatronModule):
-    """Core attention of a layer. Takes packed (thd) input only; the plan is made once a pack."""
+    """Core attention of a layer, rotary positions included. Takes a Pack only."""
 
     def __init__(
         self,
@@ -85,8 +101,11 @@ class PackedAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
         """[t, heads, d] and [t, kv heads, d] twice -> [t, heads * d]."""
-        if packed_seq_params is None:
-            raise ConfigError("PackedAttention needs packed sequences (packed_seq_params)")
+        if not isinstance(packed_seq_params, Pack):
+            raise TrainerError("the model was run without a Pack; use PolicyModel.pack")
+        cos, sin = packed_seq_params.cos, packed_seq_params.sin
+        assert cos is not None and sin is not None
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
             out = varlen_attention(query, key, value, packed_seq_params, self.softmax_scale)
         else:
@@ -95,12 +114,10 @@ class PackedAttention(MegatronModule):
         return out.reshape(out.size(0), -1)
 
 
-def plan_of(params: PackedSeqParams, device: torch.device) -> list[PaddedGroup]:
+def plan_of(pack: Pack, device: torch.device) -> list[PaddedGroup]:
     """The plan of a pack, kept on it: all layers and the backward pass share it."""
-    groups = getattr(params, "_padded_groups", None)
-    if groups is None:
-        cu_seqlens = params.cu_seqlens_q
+    if pack.groups is None:
+        cu_seqlens = pack.cu_seqlens_q
         assert cu_seqlens is not None
-        groups = plan_groups(cu_seqlens.tolist(), device)
-        params._padded_groups = groups  # type: ignore[attr-defined]
-    return groups
+        pack.groups = plan_groups(cu_seqlens.tolist(), device)
+    return pack.groups

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import ResolvedOptions, has_parameter
+from slime_core.megatron.attention import Pack
 from slime_core.megatron.layer_spec import decoder_spec
+from slime_core.megatron.rotary import rotary_frequencies, rotary_tables
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.hf_files import HFTensors
 from slime_core.weights.tables import BoundEntry, ModelShape, bind, padded_vocab_size
@@ -53,6 +55,7 @@ def transformer_config(
         "pipeline_dtype": dtype,
         "autocast_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
+        "perform_initialization": False,  # load_weights fills and marks every parameter
         "tensor_model_parallel_size": settings.tensor_model_parallel_size,
         "pipeline_model_parallel_size": settings.pipeline_model_parallel_size,
         "context_parallel_size": settings.context_parallel_size,
@@ -79,7 +82,31 @@ class PolicyModel(GPTModel):
     """GPTModel whose last stage returns hidden states; the head runs on chosen tokens only.
 
     A response token needs logits, a prompt token does not, and a vocabulary row is long.
+
+    Attributes:
+        inverse_frequencies: float32 [head_dim / 2] of the rotary positions.
     """
+
+    inverse_frequencies: torch.Tensor
+
+    def pack(self, cu_seqlens: torch.Tensor, positions: torch.Tensor, max_seqlen: int) -> Pack:
+        """Describes a packed micro-batch to the layers.
+
+        Args:
+            cu_seqlens: int32 [sequences + 1], where each sequence starts.
+            positions: int64 [tokens], starting at 0 in each sequence.
+            max_seqlen: tokens of the longest sequence.
+        """
+        cos, sin = rotary_tables(self.inverse_frequencies, positions, self.config.params_dtype)
+        return Pack(
+            qkv_format="thd",
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens,
+            max_seqlen_q=max_seqlen,
+            max_seqlen_kv=max_seqlen,
+            cos=cos,
+            sin=sin,
+        )
 
     def _postprocess(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden_states  # [s, b, hidden]; [s / tp, b, hidden] with sequence parallelism
@@ -149,36 +176,15 @@ def build_model(
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
+        position_embedding_type="none",  # PackedAttention turns queries and keys
     )
     if model.post_process and config.sequence_parallel:
         # hidden_rows has gathered the sequence already.
         model.output_layer.sequence_parallel = False
-    model.rotary_pos_emb.inv_freq = rotary_frequencies(settings.hf_checkpoint, shape)
+    frequencies = rotary_frequencies(settings.hf_checkpoint, shape)
+    model.inverse_frequencies = frequencies.to(torch.cuda.current_device())
     load_weights(model, shape, settings.hf_checkpoint)
     return model, shape
-
-
-def rotary_frequencies(checkpoint: str, shape: ModelShape) -> torch.Tensor:
-    """float32 [head_dim / 2]: inverse frequencies, equal to transformers' for every scaling.
-
-    Raises:
-        ConfigError: a scaling that also rescales attention, or that transformers does not know.
-    """
-    if shape.rope_type == "default":
-        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
-        return 1.0 / (shape.rope_theta**exponents)
-    from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    if shape.rope_type not in ROPE_INIT_FUNCTIONS:
-        raise ConfigError(f"rope_type {shape.rope_type!r} of {checkpoint} is not known")
-    inverse, attention_factor = ROPE_INIT_FUNCTIONS[shape.rope_type](
-        AutoConfig.from_pretrained(checkpoint), torch.device("cpu")
-    )
-    if attention_factor != 1.0 or shape.rope_type in ("dynamic", "longrope"):
-        raise ConfigError(f"rope_type {shape.rope_type!r} of {checkpoint} is not supported")
-    return inverse.float()
 
 
 def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry]:
@@ -224,6 +230,9 @@ def load_weights(model: PolicyModel, shape: ModelShape, checkpoint: str) -> None
             entry = entries[name]
             parts = [tensors.read(hf_name) for hf_name in entry.hf_names]
             parameter.copy_(entry.to_megatron(parts, rank, size))
+            if entry.layout.axis is not None and not hasattr(parameter, "tensor_model_parallel"):
+                # Unmarked parameters count once per tensor-parallel group in the gradient norm.
+                set_tensor_model_parallel_attributes(parameter, True, entry.layout.axis, 1)
 
 
 def _refuse_unknown(tensors: HFTensors, shape: ModelShape, checkpoint: str) -> None:
@@ -261,14 +270,3 @@ def _check_divisible(
             f"pipeline_model_parallel_size {stages} stages; set the megatron options "
             "num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage"
         )
-
-
-def packed_params(cu_seqlens: torch.Tensor, max_seqlen: int) -> PackedSeqParams:
-    """Megatron's description of a pack."""
-    return PackedSeqParams(
-        qkv_format="thd",
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=max_seqlen,
-        max_seqlen_kv=max_seqlen,
-    )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from slime_core.algorithms.losses.reductions import weighted_sum
@@ -21,9 +20,10 @@ from slime_core.batching.schedule import SchedulePolicy, SequenceCost, schedule_
 from slime_core.batching.select import step_totals
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron import parallel
+from slime_core.megatron.attention import Pack
 from slime_core.megatron.logprobs import log_probs_of_rows
 from slime_core.megatron.losses import LossSetup
-from slime_core.megatron.model import PolicyModel, packed_params
+from slime_core.megatron.model import PolicyModel
 from slime_core.megatron.optimizer import TrainState, apply_gradients, zero_gradients
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.tables import ModelShape
@@ -48,7 +48,7 @@ class MicroBatch:
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    params: PackedSeqParams
+    params: Pack
     index: torch.Tensor
     targets: torch.Tensor
     rows: torch.Tensor
@@ -208,10 +208,11 @@ class StepRunner:
         def move(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(self.device)
 
+        positions = move(packed.position_ids)
         return MicroBatch(
             tokens=move(packed.tokens)[None],
-            positions=move(packed.position_ids)[None],
-            params=packed_params(move(packed.cu_seqlens), packed.max_seqlen),
+            positions=positions[None],
+            params=self.state.model.pack(move(packed.cu_seqlens), positions, packed.max_seqlen),
             index=move(packed.logit_index),
             targets=move(packed.targets),
             rows=move(packed.rows),

@@ -17,7 +17,10 @@ from slime_core.weights.tables.shape import ModelShape
 
 
 class Layout(Protocol):
-    """The two pairs of inverses."""
+    """The two pairs of inverses. `axis` is the one that tensor parallelism cuts, None for none."""
+
+    @property
+    def axis(self) -> int | None: ...
 
     def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
         """Hugging Face tensors -> the whole Megatron parameter."""
@@ -61,6 +64,8 @@ class Plain:
 class VocabularyRows:
     """Rows of the vocabulary, padded with zero rows to `padded_vocab_size`; cut along rows."""
 
+    axis: int | None = 0
+
     def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
         missing = shape.padded_vocab_size - shape.vocab_size
         if missing == 0:
@@ -83,6 +88,8 @@ class QueryKeyValue:
 
     Works for weights [rows, hidden] and biases [rows]. The cut falls between groups.
     """
+
+    axis: int | None = 0
 
     def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
         groups = [
@@ -107,6 +114,8 @@ class QueryKeyValue:
 @dataclass(frozen=True)
 class GateUp:
     """Gate rows above up rows; every rank holds its part of both halves."""
+
+    axis: int | None = 0
 
     def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
         return torch.cat(list(parts), 0)

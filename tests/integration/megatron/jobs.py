@@ -30,14 +30,14 @@ def logits(settings: dict[str, Any], rows: list[list[int]]) -> np.ndarray:
     import torch
 
     with trainer(settings) as rank:
-        from slime_core.megatron.model import packed_params  # the device layer comes first
-
         model = rank._trainer.state.model  # type: ignore[union-attr]
         ids = torch.tensor([token for row in rows for token in row])[None]
         lengths = [len(row) for row in rows]
         cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+        positions = torch.cat([torch.arange(length) for length in lengths])
         with torch.no_grad():
-            hidden = model(ids, ids * 0, None, packed_seq_params=packed_params(cu, max(lengths)))
+            pack = model.pack(cu, positions, max(lengths))
+            hidden = model(ids, positions[None], None, packed_seq_params=pack)
             out = model.head(hidden.squeeze(1))
         return out[:, : rank._trainer.shape.vocab_size].numpy()  # type: ignore[union-attr]
 

@@ -84,7 +84,7 @@ def test_the_manifest_finds_every_change(
     settings = BASE | {"hf_checkpoint": model}
     saved = in_trainer(jobs.train, settings, batches(1), None, (0, str(folder)))["saved"]
     assert saved["bytes"] == sum(row["bytes"] for row in saved["files"].values())
-    assert {"common.pt", "metadata.json", ".metadata"} <= set(saved["files"])
+    assert {"metadata.json", ".metadata"} <= set(saved["files"])
     in_trainer(jobs.verify, str(folder), saved)
     weights = next(folder.glob("*.distcp"))
     content = bytearray(weights.read_bytes())
