@@ -1,0 +1,1 @@
+"""Measurements on one GPU: python -m benchmarks.gpu.NAME from the repository's folder."""
