@@ -24,7 +24,7 @@ from slime_core.engines.protocol import (
     pause_body,
     tensor_update_body,
 )
-from slime_core.engines.transport import ShardedTransport
+from slime_core.engines.transport import StackTransport
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.waits import Deadline
 
@@ -97,7 +97,8 @@ class EngineClient:
         # No timeouts inside httpx: a call has one deadline over everything it does. No proxies
         # from the environment. Control calls have connections of their own, so that an abort
         # never waits behind the requests it is to end.
-        self._transport = ShardedTransport(max_connections, IDLE_CONNECTION_S)
+        verify = httpx.create_ssl_context(self.url.startswith("https:"), trust_env=False)
+        self._transport = StackTransport(max_connections, IDLE_CONNECTION_S, verify)
         self._generating = httpx.AsyncClient(
             base_url=self.url, timeout=None, trust_env=False, transport=self._transport
         )
@@ -107,7 +108,7 @@ class EngineClient:
             keepalive_expiry=IDLE_CONNECTION_S,
         )
         self._control = httpx.AsyncClient(
-            base_url=self.url, timeout=None, trust_env=False, limits=limits
+            base_url=self.url, timeout=None, trust_env=False, limits=limits, verify=verify
         )
 
     async def __aenter__(self) -> EngineClient:

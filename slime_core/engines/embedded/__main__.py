@@ -64,6 +64,8 @@ def _bind(options: EngineOptions) -> socket.socket:
 
 def _build(options: EngineOptions) -> Starlette:
     """Loads model and tokenizer and puts the parts together."""
+    import torch
+
     from slime_core.engines.embedded.frontend import Frontend
     from slime_core.engines.embedded.model import ServedModel
     from slime_core.engines.embedded.parsing import ModelLimits
@@ -74,6 +76,9 @@ def _build(options: EngineOptions) -> Starlette:
     from slime_core.engines.embedded.weight_routes import WeightRoutes
     from slime_core.engines.embedded.worker import EngineWorker
 
+    if options.deterministic and options.device == "cpu":
+        # With more threads a matrix product is split by its number of rows, and rounds by it.
+        torch.set_num_threads(1)
     path, tokenizer_path = options.model_path, options.tokenizer_path or options.model_path
     model = ServedModel(path, options.device, options.dtype)
     tokenizer = load_tokenizer(tokenizer_path)

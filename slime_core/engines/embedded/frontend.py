@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import TypeVar
 
 from slime_core.engines.embedded.errors import RefusedRequestError
@@ -34,10 +34,10 @@ class Frontend:
         self.worker = worker_of(self._report_from_thread)
         self.finished: Callable[[Request], None] = lambda request: None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed = asyncio.Condition()
+        self._state = _Signal()
         self._paused = False
         self._updating = 0
-        self._inside = 0
+        self._inside: set[_Call] = set()
         self._calls: dict[Request, _Call] = {}
         self._rids: set[str] = set()
 
@@ -71,18 +71,19 @@ class Frontend:
         index = {request: i for i, request in enumerate(requests)}
         self._register(state)
         try:
-            async with self._enter():
-                self.worker.submit(requests)
-                while state.waits:
-                    for request, count in await state.next():
-                        if state.call.stream:
-                            yield index[request], request, count
+            await self._state.until(lambda: not self._paused and not self._updating)
+            self._inside.add(state)
+            self.worker.submit(requests)
+            while state.waits:
+                for request, count in await state.next():
+                    if state.call.stream:
+                        yield index[request], request, count
         finally:
             left = {request for request in requests if self._calls.pop(request, None)}
-            for request in requests:
-                self._rids.discard(request.rid)
+            self._rids.difference_update(request.rid for request in requests)
             if left:
                 self.worker.abort(left.__contains__)
+            self._leave(state)
 
     def _register(self, state: _Call) -> None:
         rids = {request.rid for request in state.call.requests}
@@ -91,18 +92,10 @@ class Frontend:
         self._rids |= rids
         self._calls.update(dict.fromkeys(state.call.requests, state))
 
-    @asynccontextmanager
-    async def _enter(self) -> AsyncIterator[None]:
-        """Waits at the gate, then counts as inside."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._paused and not self._updating)
-            self._inside += 1
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+    def _leave(self, state: _Call) -> None:
+        """The engine is done with a call, whether or not its client has read the answer."""
+        self._inside.discard(state)
+        self._state.notify()
 
     def _report_from_thread(self, progress: Progress) -> None:
         loop = self._loop
@@ -119,6 +112,8 @@ class Frontend:
                 del self._calls[request]
                 self.finished(request)
             state.push(request, count, ended)
+            if not state.open:
+                self._leave(state)
 
     # -- control
 
@@ -137,26 +132,29 @@ class Frontend:
         await asyncio.wrap_future(self.worker.abort(lambda _: True))
 
     async def pause(self, mode: str) -> None:
-        """Pauses; in abort mode returns once every call inside has been answered."""
-        async with self._changed:
-            self._paused = True
-            self._changed.notify_all()
+        """Pauses; in abort mode returns once the engine is done with every call inside."""
+        self._paused = True
+        self._state.notify()
         if mode != "abort":
             await asyncio.wrap_future(self.worker.pause(retract=mode == "retract"))
             return
         await self.abort_all()
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._inside == 0)
+        await self._state.until(lambda: not self._inside)
 
     async def resume(self) -> None:
         await asyncio.wrap_future(self.worker.resume())
-        async with self._changed:
-            self._paused = False
-            self._changed.notify_all()
+        self._paused = False
+        self._state.notify()
 
     async def set_version(self, version: str) -> None:
         def put(scheduler: Scheduler) -> None:
             scheduler.weight_version = version
+
+        await self.in_engine(put)
+
+    async def slow_down(self, seconds: float) -> None:
+        def put(scheduler: Scheduler) -> None:
+            scheduler.step_pause_s = seconds
 
         await self.in_engine(put)
 
@@ -184,14 +182,31 @@ class Frontend:
             await self.abort_all()
         self._updating += 1
         try:
-            async with self._changed:
-                # New calls stay out, and without a pause the ones inside may finish first.
-                await self._changed.wait_for(lambda: self._paused or self._inside == 0)
+            # New calls stay out, and without a pause the ones inside may finish first.
+            await self._state.until(lambda: self._paused or not self._inside)
             return await self.in_engine(apply)
         finally:
             self._updating -= 1
-            async with self._changed:
-                self._changed.notify_all()
+            self._state.notify()
+
+
+class _Signal:
+    """Wakes those who wait for a condition over plain state.
+
+    All on one event loop: between a true condition and the next await nothing can change, so no
+    lock is needed.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            await self._event.wait()
 
 
 class _Call:

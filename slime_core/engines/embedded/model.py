@@ -20,6 +20,7 @@ Prefilled = tuple[torch.Tensor, list[LayerKV]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 PROBE_TOKENS = 8
+ALIGNMENT_BYTES = 64
 
 
 class ServedModel:
@@ -42,6 +43,7 @@ class ServedModel:
         self.config = read_config(path)
         self.device = torch.device(device)
         self.module = load_module(path, self.config, dtype).to(self.device)
+        _align(self.module)
         self.vocab_size = int(self.module.get_output_embeddings().weight.shape[0])
         self.max_context = _max_context(self.module.config)
         self.body = self.module.base_model
@@ -155,12 +157,21 @@ def load_module(path: str, config: dict[str, Any], dtype: str) -> Any:
         raise EngineError(f"the model in {path} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
-        raise EngineError(
-            f"{path} has no weights for {len(missing)} parameters, first {missing[0]}"
-        )
+        raise EngineError(f"{path} lacks {len(missing)} weights, first {missing[0]}")
     if info["unexpected_keys"]:
         log.warning("%s: weights not used: %s", path, sorted(info["unexpected_keys"])[:5])
     return module.eval().requires_grad_(False)
+
+
+def _align(module: torch.nn.Module) -> None:
+    """Moves weights that lie in a mapped file to memory of their own.
+
+    Matrix products round differently at other memory alignments, and in a file the alignment
+    depends on the length of its header: two files with equal weights would give unequal bits.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.data_ptr() % ALIGNMENT_BYTES:
+            tensor.data = tensor.data.clone()
 
 
 def _model_class(config: dict[str, Any]) -> Any:

@@ -85,11 +85,8 @@ def parse_generate(
                     stream=stream,
                 )
             )
-    if ask_start_past := [r for r in requests if r.ask.start >= len(r.prompt)]:
-        raise RefusedRequestError(
-            f"logprob_start_len {ask_start_past[0].ask.start} is not inside the prompt of "
-            f"{len(ask_start_past[0].prompt)} tokens"
-        )
+    for request in requests:
+        _check_ask(request, limits)
     return GenerateCall(requests, not batched and len(requests) == 1, stream)
 
 
@@ -178,6 +175,20 @@ def _ask(wanted: Any, start: Any, top: Any, token_ids: Any) -> LogProbAsk:
     if not isinstance(ids, (list, tuple)) or not all(type(i) is int and i >= 0 for i in ids):
         raise RefusedRequestError(f"token_ids_logprob must be a list of token ids, got {ids!r}")
     return LogProbAsk(True, start, top, tuple(ids))
+
+
+def _check_ask(request: Request, limits: ModelLimits) -> None:
+    ask = request.ask
+    if ask.start >= len(request.prompt):
+        raise RefusedRequestError(
+            f"logprob_start_len {ask.start} is not inside the prompt of "
+            f"{len(request.prompt)} tokens"
+        )
+    if ask.token_ids and max(ask.token_ids) >= limits.vocab_size:
+        raise RefusedRequestError(
+            f"token_ids_logprob must be below {limits.vocab_size} (the vocabulary), got "
+            f"{max(ask.token_ids)}"
+        )
 
 
 def _rids(rid: Any, count: int, batched: bool) -> list[str]:

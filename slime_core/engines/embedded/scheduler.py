@@ -19,7 +19,7 @@ from slime_core.engines.embedded.stopping import StopRules
 
 log = logging.getLogger(__name__)
 DETERMINISTIC_ROWS = 8
-"""On CPU a matrix product of 1 to 3 rows rounds differently from one of 7 or more."""
+"""On CPU and one thread a matrix product of 1 to 3 rows rounds differently from larger ones."""
 SMALLEST_PREFILL = 8
 LOGITS_BUDGET = 1 << 24
 """Logits held at once while prompts are scored."""
@@ -46,6 +46,10 @@ class Scheduler:
     A step is at most one prefill wave and one decode of every pool. Requests that share a prompt
     share its prefill. In deterministic mode rows live in pools by the width class of their own
     length; otherwise in one pool as wide as the longest needs.
+
+    Attributes:
+        weight_version: given to requests when they get a token or end.
+        step_pause_s: slept before each step (SGLang's /slow_down, for tests of what is in flight).
     """
 
     def __init__(self, model: ServedModel, stops: StopRules, limits: Limits) -> None:
@@ -53,6 +57,7 @@ class Scheduler:
         self.stops = stops
         self.limits = limits
         self.weight_version = ""
+        self.step_pause_s = 0.0
         self.waiting: deque[Request] = deque()
         self.prompt_tokens_total = 0
         self.output_tokens_total = 0
@@ -73,6 +78,7 @@ class Scheduler:
     def submit(self, requests: Iterable[Request]) -> None:
         self.waiting.extend(requests)
 
+    @torch.inference_mode()
     def abort(self, hit: Callable[[Request], bool]) -> list[Request]:
         """Ends the requests for which `hit` is true; returns them."""
         ended = [request for request in self.waiting if hit(request)]
@@ -97,6 +103,8 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Advances every running request by one token; returns those that got one or ended."""
+        if self.step_pause_s:
+            time.sleep(self.step_pause_s)
         touched: dict[int, Request] = {}
         if self.waiting:
             touched.update((id(request), request) for request in self._prefill_wave())

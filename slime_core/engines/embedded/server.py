@@ -30,6 +30,7 @@ from slime_core.engines.embedded.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 HEALTH_DEADLINE_S = 20.0
 FLUSH_POLL_S = 0.02
+MAX_STEP_PAUSE_S = 10.0
 
 
 class EngineServer:
@@ -84,6 +85,7 @@ class EngineServer:
             Route("/pause_generation", self.pause_generation, methods=post),
             Route("/continue_generation", self.continue_generation, methods=post),
             Route("/abort_request", self.abort_request, methods=post),
+            Route("/slow_down", self.slow_down, methods=post),
             *more,
         ]
         return Starlette(
@@ -249,6 +251,16 @@ class EngineServer:
             await self.frontend.abort_all()
         else:
             await self.frontend.abort(str(body.get("rid") or ""))
+        return Response()
+
+    async def slow_down(self, http: HTTPRequest) -> Response:
+        """Makes every step take longer, by `forward_sleep_time` seconds; null ends that."""
+        seconds = (await read_json(http)).get("forward_sleep_time") or 0.0
+        if not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_STEP_PAUSE_S:
+            raise RefusedRequestError(
+                f"forward_sleep_time must be from 0 to {MAX_STEP_PAUSE_S}, got {seconds!r}"
+            )
+        await self.frontend.slow_down(float(seconds))
         return Response()
 
 
