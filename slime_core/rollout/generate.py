@@ -130,4 +130,6 @@ def decode_response(sample: Sample, tokenizer: Any, skip_special_tokens: bool) -
 
 def _named(samples: Sequence[Sample]) -> str:
     groups = sorted({s.group_index for s in samples if s.group_index is not None})
-    return f"groups {groups[0]}..{groups[-1]}" if len(groups) > 1 else f"group {groups or '?'}"
+    if len(groups) > 1:
+        return f"groups {groups[0]} to {groups[-1]}"
+    return f"group {groups[0] if groups else '?'}"

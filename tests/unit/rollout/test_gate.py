@@ -1,0 +1,211 @@
+"""The gate: closed it lets nothing out, open it hands out the least busy engine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from slime_core.errors import DeadlineError
+from slime_core.rollout.gate import EngineGate
+
+SOON_S = 5.0  # for waits that end at once if all is right
+
+
+class StandInClient:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def run(scenario: Callable[[EngineGate, list[StandInClient]], Awaitable[None]], room: int = 8):
+    clients: list[StandInClient] = []
+
+    def connect(url: str) -> Any:
+        clients.append(StandInClient(url))
+        return clients[-1]
+
+    async def body() -> None:
+        await scenario(EngineGate(connect, room), clients)
+
+    asyncio.run(body())
+
+
+async def settle() -> None:
+    """Lets every task go as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_closed_gate_holds_requests_and_opening_lets_them_go():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        entered = asyncio.Event()
+
+        async def request() -> None:
+            async with gate.engine(1, SOON_S):
+                entered.set()
+
+        task = asyncio.create_task(request())
+        await settle()
+        assert not entered.is_set()
+        await gate.open()
+        await asyncio.wait_for(task, SOON_S)
+        await gate.close()
+        with pytest.raises(DeadlineError, match="gate closed"):
+            async with gate.engine(1, 0.01):
+                pass
+
+    run(scenario)
+
+
+def test_the_deadline_says_what_stands_in_the_way():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        with pytest.raises(DeadlineError, match=r"free engine \(gate closed, 0 usable engines\)"):
+            async with gate.engine(1, 0.01):
+                pass
+        await gate.set_engines(["a"])
+        await gate.open()
+        async with gate.engine(8, SOON_S) as client:
+            with pytest.raises(DeadlineError, match=r"gate open, 1 usable engines\)"):
+                async with gate.engine(1, 0.01):
+                    pass
+            await gate.mark_down(client, "it burned")
+        with pytest.raises(DeadlineError, match="0 usable engines; a is down: it burned"):
+            async with gate.engine(1, 0.01):
+                pass
+
+    run(scenario)
+
+
+def test_the_least_busy_engine_is_taken():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a", "b"])
+        await gate.open()
+        async with gate.engine(4, SOON_S) as first, gate.engine(1, SOON_S) as second:
+            assert {first.url, second.url} == {"a", "b"}
+            async with gate.engine(2, SOON_S) as third:
+                assert third is second, "1 in flight is less than 4"
+                async with gate.engine(2, SOON_S) as fourth:
+                    assert fourth is second, "3 in flight is less than 4"
+
+    run(scenario)
+
+
+def test_a_full_engine_makes_requests_wait_and_an_idle_one_takes_any_size():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        await gate.open()
+        inside, leave = asyncio.Event(), asyncio.Event()
+
+        async def request() -> None:
+            async with gate.engine(100, SOON_S):  # more than there is room for
+                inside.set()
+                await leave.wait()
+
+        first = asyncio.create_task(request())
+        await asyncio.wait_for(inside.wait(), SOON_S)
+        inside.clear()
+        second = asyncio.create_task(request())
+        await settle()
+        assert not inside.is_set(), "a second one has no room beside the first"
+        leave.set()
+        await asyncio.wait_for(asyncio.gather(first, second), SOON_S)
+
+    run(scenario)
+
+
+def test_continuations_go_before_new_requests():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        order: list[str] = []
+        await gate.set_engines(["a"])
+
+        async def request(name: str, continues: bool) -> None:
+            async with gate.engine(8, SOON_S, continues=continues):
+                order.append(name)
+                await settle()
+
+        names = [("new 1", False), ("new 2", False), ("old 1", True), ("old 2", True)]
+        tasks = []
+        for name, continues in names:
+            tasks.append(asyncio.create_task(request(name, continues)))
+            await settle()
+        await gate.open()
+        await asyncio.wait_for(asyncio.gather(*tasks), SOON_S)
+        assert order[:2] == ["old 1", "old 2"] and set(order[2:]) == {"new 1", "new 2"}
+
+    run(scenario)
+
+
+def test_a_marked_engine_is_left_alone_until_the_engines_are_set_again():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a", "b"])
+        await gate.open()
+        async with gate.engine(1, SOON_S) as client:
+            await gate.mark_down(client, "refused")
+            other = "b" if client.url == "a" else "a"
+            assert gate.down == {client.url: "refused"}
+            for _ in range(3):
+                async with gate.engine(1, SOON_S) as next_one:
+                    assert next_one.url == other
+        await gate.set_engines(["a", "b"])
+        assert gate.down == {}
+        async with gate.engine(1, SOON_S), gate.engine(1, SOON_S):
+            pass  # both are used again
+
+    run(scenario)
+
+
+def test_a_request_that_left_before_a_repair_does_not_blame_the_repaired_engine():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        await gate.open()
+        async with gate.engine(1, SOON_S) as before:
+            await gate.set_engines([])
+            await gate.set_engines(["a"])
+            await gate.mark_down(before, "late news")
+            async with gate.engine(1, SOON_S) as after:
+                assert after is not before
+        assert gate.down == {}
+
+    run(scenario)
+
+
+def test_counts_stay_right_when_an_engine_is_replaced_under_a_request():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        await gate.open()
+        async with gate.engine(8, SOON_S):
+            await gate.set_engines([])
+            await gate.set_engines(["a"])
+        async with gate.engine(8, SOON_S):  # full again
+            with pytest.raises(DeadlineError):
+                async with gate.engine(8, 0.01):
+                    pass
+
+    run(scenario)
+
+
+def test_a_client_is_closed_when_its_last_request_has_ended():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a", "b"])
+        await gate.open()
+        async with gate.engine(1, SOON_S) as client:
+            await gate.set_engines([])
+            idle = next(one for one in clients if one is not client)
+            assert idle.closed and not client.closed  # type: ignore[attr-defined]
+        assert all(one.closed for one in clients)
+
+    run(scenario)
+
+
+def test_closing_the_gate_closes_every_client():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a", "b"])
+        await gate.aclose()
+        assert [one.closed for one in clients] == [True, True]
+
+    run(scenario)
