@@ -70,7 +70,7 @@ def save_checkpoint(state: TrainState, directory: str, extra: dict[str, Any]) ->
 def load_checkpoint(state: TrainState, directory: str) -> dict[str, Any]:
     """Restores a checkpoint, whatever the parallel layout it was written in. A collective.
 
-    The folder must have been verified (digest.verify_directory): parts of the format are pickles.
+    The folder must have been verified (manifest.verify_directory): parts of the format are pickles.
 
     Returns:
         The extra values given to `save_checkpoint`.

@@ -1,23 +1,17 @@
-"""Digests that prove what a trainer holds (weights) and what a checkpoint folder contains."""
+"""Digests that prove what weights a trainer holds."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
 from megatron.core import parallel_state
 
-from slime_core.errors import DigestError
 from slime_core.megatron import parallel
 from slime_core.megatron.model import PolicyModel, local_entries
-from slime_core.refs import digest_of
 from slime_core.weights.digest import tensor_bytes
 from slime_core.weights.tables import ModelShape
 
 _CHUNK = 1 << 24
-_READ_BYTES = 1 << 22
 
 
 def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -> str:
@@ -60,44 +54,3 @@ def fingerprint(tensor: torch.Tensor) -> int:
         mixed = (mixed ^ (mixed >> 31)) * -4658895280553007687
         total += (part * ((mixed ^ (mixed >> 29)) | 1)).sum()
     return int(total.item()) & 0xFFFF_FFFF_FFFF_FFFF
-
-
-def directory_digest(directory: str | Path) -> dict[str, Any]:
-    """Names, sizes and hashes of all files below a folder, and one digest over them.
-
-    Returns:
-        {"files": {relative name: {"bytes": int, "xxh3": 32 hex}}, "bytes": int, "digest": str}.
-    """
-    root = Path(directory)
-    files = {}
-    for path in sorted(p for p in root.rglob("*") if p.is_file()):
-        hasher = xxhash.xxh3_128()
-        with path.open("rb") as stream:
-            while block := stream.read(_READ_BYTES):
-                hasher.update(block)
-        files[path.relative_to(root).as_posix()] = {
-            "bytes": path.stat().st_size,
-            "xxh3": hasher.hexdigest(),
-        }
-    total = sum(row["bytes"] for row in files.values())
-    return {"files": files, "bytes": total, "digest": digest_of(files)}
-
-
-def verify_directory(directory: str | Path, expected: dict[str, Any]) -> None:
-    """Compares a folder with what `directory_digest` said of it.
-
-    Raises:
-        DigestError: names a file that is missing, added or changed.
-    """
-    found = directory_digest(directory)["files"]
-    wanted = expected["files"]
-    for name in sorted(set(found) | set(wanted)):
-        if found.get(name) != wanted.get(name):
-            state = (
-                "is missing"
-                if name not in found
-                else "was not there when the folder was sealed"
-                if name not in wanted
-                else "has changed"
-            )
-            raise DigestError(f"{Path(directory) / name} {state}; do not load this folder")

@@ -147,6 +147,11 @@ def from_last_stage(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def object_from_last_stage(value: Any) -> Any:
+    """The last pipeline stage's value on every stage. A collective."""
+    return gather_pipeline(value)[-1]
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

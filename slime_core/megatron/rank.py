@@ -105,7 +105,8 @@ class TrainerRank:
     def result_of(self, state: str) -> dict[str, Any] | None:
         """The kept result of the training that led to `state`, if this rank did it recently."""
         with self._lock:
-            return self._results.get(state)
+            kept = self._results.get(state)
+            return None if kept is None else dict(kept)
 
     def train(
         self,
@@ -168,7 +169,7 @@ class TrainerRank:
                 self._results[next_state] = result
                 for old in list(self._results)[:-_KEPT_RESULTS]:
                     del self._results[old]
-            return result
+            return dict(result)
 
     def canary(self, tokens: Sequence[int]) -> list[float]:
         """log p of tokens[1:] with the present weights, at temperature 1, float32."""
@@ -193,7 +194,7 @@ class TrainerRank:
         """Writes a checkpoint with this rank's state.
 
         Returns:
-            directory_digest of it, with "seconds" for the whole call.
+            manifest.directory_digest of it, with "seconds" for the whole call.
         """
         with self._exclusive("save"):
             started = time.perf_counter()

@@ -13,25 +13,20 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from slime_core.algorithms.losses.reductions import weighted_sum
-from slime_core.algorithms.losses.types import PolicyInputs
+from slime_core.algorithms.objective import Objective, ObjectiveInputs, evaluate
 from slime_core.batching.pack import PackedMicroBatch, pack
 from slime_core.batching.schedule import SchedulePolicy, SequenceCost, schedule_step
-from slime_core.batching.select import step_totals
+from slime_core.batching.select import StepTotals, step_totals
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron import parallel
 from slime_core.megatron.attention import Pack
 from slime_core.megatron.logprobs import log_probs_of_rows
-from slime_core.megatron.losses import LossSetup
 from slime_core.megatron.model import PolicyModel
 from slime_core.megatron.optimizer import TrainState, apply_gradients, zero_gradients
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.tables import ModelShape
 
-# Sums that a micro-batch reports. The first group is weighted like the loss, the second counts
-# tokens.
-_WEIGHTED = ("loss", "pg_loss", "entropy", "ppo_kl", "pg_clipfrac")
-_PER_TOKEN = ("log_probs", "train_rollout_logprob_abs_diff")
+_LARGEST = "train_rollout_logprob_abs_diff_max"
 
 
 @dataclass(frozen=True)
@@ -64,12 +59,12 @@ class StepRunner:
         settings: TrainerSettings,
         shape: ModelShape,
         state: TrainState,
-        loss: LossSetup,
+        objective: Objective,
     ) -> None:
         self.settings = settings
         self.shape = shape
         self.state = state
-        self.loss = loss
+        self.objective = objective
         self.device = parallel.device_of(settings)
         self._schedule = get_forward_backward_func()
         self._pad_to = settings.tensor_model_parallel_size if settings.sequence_parallel else 1
@@ -102,10 +97,8 @@ class StepRunner:
         ]
         zero_gradients(self.state)
         lr = self.state.lr
-        outputs = self._run(
-            micro_batches, partial(self._loss, rollouts=totals.rollouts, tokens=totals.tokens)
-        )
-        metrics = self._metrics(outputs, totals.tokens)
+        outputs = self._run(micro_batches, partial(self._loss, totals))
+        metrics = self._metrics([report for _, report in outputs])
         if before_update is not None:
             before_update()
         stepped, grad_norm = apply_gradients(self.state, allowed and math.isfinite(metrics["loss"]))
@@ -116,12 +109,7 @@ class StepRunner:
             "skipped": not stepped,
             "tokens": totals.tokens,
             "micro_batches": len(micro_batches),
-            "non_finite_rows": [
-                row
-                for micro, out in zip(micro_batches, outputs, strict=False)
-                if not math.isfinite(float(out["sums"][0]))
-                for row in micro.row_ids
-            ],
+            "non_finite_rows": self._non_finite_rows(metrics, outputs),
         }
 
     @torch.no_grad()
@@ -263,60 +251,62 @@ class StepRunner:
 
     def _loss(
         self,
+        totals: StepTotals,
         micro: MicroBatch,
         log_probs: torch.Tensor,
         entropy: torch.Tensor,
-        *,
-        rollouts: int,
-        tokens: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[MicroBatch, dict[str, torch.Tensor]]]:
         """This micro-batch's part of the step's loss, and its part of every metric."""
         columns = micro.columns
-        mask = torch.ones_like(log_probs, dtype=torch.bool)
-        inputs = PolicyInputs(
-            log_probs=log_probs,
-            old_log_probs=columns.get("old", log_probs.detach()),
-            advantages=columns["advantages"],
-            mask=mask,
-            rows=micro.rows,
-            num_rows=len(micro.row_ids),
+        old = columns.get("old", log_probs.detach())
+        result = evaluate(
+            self.objective,
+            ObjectiveInputs(
+                log_probs=log_probs,
+                entropy=entropy,
+                old_log_probs=old,
+                advantages=columns["advantages"],
+                mask=torch.ones_like(log_probs, dtype=torch.bool),
+                rows=micro.rows,
+                denominators=columns["denominators"],
+                rollouts=totals.rollouts,
+                tokens=totals.tokens,
+                trained_rollouts=totals.trained_rollouts,
+                rollout_log_probs=columns["rollout"],
+            ),
         )
-        weights = self.loss.weights(
-            micro.rows, columns["denominators"], rollouts=rollouts, tokens=tokens
-        )
-        policy = self.loss.policy_loss(inputs, self.loss.options)
-        pg_loss = weighted_sum(policy.values, mask, weights)
-        mean_entropy = weighted_sum(entropy, mask, weights)
-        loss = pg_loss
-        if self.loss.entropy_coef:
-            loss = loss - self.loss.entropy_coef * mean_entropy
-        with torch.no_grad():
-            gap = (log_probs - columns["rollout"]).abs()
-            weighted = {"loss": loss, "pg_loss": pg_loss, "entropy": mean_entropy} | {
-                name: weighted_sum(values, mask, weights) for name, values in policy.metrics.items()
-            }
-            zero = loss.new_zeros(())
-            sums = [weighted.get(name, zero) for name in _WEIGHTED]
-            sums += [log_probs.sum(), gap.sum()]
-            report = {
-                "sums": torch.stack([value.detach().double() for value in sums]),
-                "max_gap": gap.max().double() if gap.numel() else zero.double(),
-            }
-        return loss, torch.zeros((), dtype=torch.int32, device=self.device), report
+        report = {name: value.double() for name, value in result.metrics.items()}
+        report["log_probs"] = log_probs.detach().sum().double() / max(totals.tokens, 1)
+        gap = (old - columns["rollout"]).abs()
+        report[_LARGEST] = gap.max().double() if gap.numel() else report["log_probs"] * 0
+        unused_count = torch.zeros((), dtype=torch.int32, device=self.device)
+        return result.loss, unused_count, (micro, report)
 
-    def _metrics(self, outputs: list[dict[str, torch.Tensor]], tokens: int) -> dict[str, float]:
+    def _metrics(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, float]:
         """Sums over micro-batches and data-parallel ranks, known to every rank afterwards."""
-        names: tuple[str, ...] = (*_WEIGHTED, *_PER_TOKEN)
+        names: list[str] = parallel.object_from_last_stage(
+            sorted(set(reports[0]) - {_LARGEST}) if reports else []
+        )
         sums = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         largest = torch.zeros(1, dtype=torch.float64, device=self.device)
-        if outputs:
-            sums = torch.stack([out["sums"] for out in outputs]).sum(0)
-            largest = torch.stack([out["max_gap"] for out in outputs]).max().reshape(1)
+        for report in reports:
+            sums += torch.stack([report[name] for name in names])
+            largest = torch.maximum(largest, report[_LARGEST].reshape(1))
         parallel.sum_over_data_parallel(sums)
         parallel.max_over_data_parallel(largest)
         values = parallel.from_last_stage(torch.cat([sums, largest])).tolist()
-        found: dict[str, float] = dict(zip(names, values, strict=False))
-        for name in _PER_TOKEN:
-            found[name] /= max(tokens, 1)
-        found["train_rollout_logprob_abs_diff_max"] = values[-1]
-        return found
+        return dict(zip([*names, _LARGEST], values, strict=True))
+
+    def _non_finite_rows(
+        self, metrics: dict[str, float], outputs: list[tuple[MicroBatch, dict[str, torch.Tensor]]]
+    ) -> list[int]:
+        """Rows of the micro-batches, on all ranks, whose loss is NaN or Inf."""
+        if math.isfinite(metrics["loss"]):
+            return []
+        own = [
+            row
+            for micro, report in outputs
+            if not math.isfinite(float(report["loss"]))
+            for row in micro.row_ids
+        ]
+        return sorted({row for rows in parallel.gather_objects(own) for row in rows})

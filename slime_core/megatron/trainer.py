@@ -19,10 +19,11 @@ from slime_core.errors import ConfigError
 from slime_core.megatron import parallel
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint
-from slime_core.megatron.digest import directory_digest, weights_digest
+from slime_core.megatron.digest import weights_digest
 from slime_core.megatron.export import export_hf, named_hf_tensors
-from slime_core.megatron.losses import loss_setup
+from slime_core.megatron.manifest import directory_digest
 from slime_core.megatron.model import build_model
+from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.step import StepRunner
@@ -46,12 +47,12 @@ class PolicyTrainer:
         options = resolve(settings, shape)
         self.settings = options.settings
         self.settings.check()
-        loss = loss_setup(self.settings)
+        objective = objective_of(self.settings)
         parallel.start(self.settings)
         try:
             model, self.shape = build_model(self.settings, shape, options)
             self.state = build_train_state(model, self.settings, options)
-            self.steps = StepRunner(self.settings, self.shape, self.state, loss)
+            self.steps = StepRunner(self.settings, self.shape, self.state, objective)
         except BaseException:
             parallel.stop()
             raise

@@ -90,15 +90,6 @@ def train_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) ->
     return train(settings | own, *args)
 
 
-def verify(folder: str, manifest: dict[str, Any]) -> None:
-    from slime_core.megatron import device
-
-    device.install("cpu")
-    from slime_core.megatron.digest import verify_directory
-
-    verify_directory(folder, manifest)
-
-
 def disagree(rank: int, port: int, settings: dict[str, Any], batch: TrainBatch) -> Any:
     """Each rank is told of another batch; the error and whether it taints."""
     own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}

@@ -82,6 +82,11 @@ def random_batch(
     )
 
 
+def trained_rollouts(batch: TrainBatch) -> int:
+    """Rollouts with at least one trained token."""
+    return len(set(batch.rollout_ids[batch.denominators > 0].tolist()))
+
+
 @dataclass(frozen=True)
 class Reference:
     """What plain torch makes of one step: the loss, the mean entropy, the gradient norm, and the
@@ -109,6 +114,7 @@ def reference_step(
     """
     model = load_model(folder).double()
     rollouts, tokens = len(set(batch.rollout_ids.tolist())), int(batch.loss_mask.sum())
+    trained = trained_rollouts(batch)
     losses, entropies = [], []
     for row in range(batch.num_rows):
         ids = torch.from_numpy(batch.row_tokens(row).astype(np.int64))
@@ -129,9 +135,10 @@ def reference_step(
     parameters = dict(model.named_parameters())
     norm = torch.nn.utils.clip_grad_norm_(parameters.values(), clip_grad)
     torch.optim.AdamW(parameters.values(), lr=lr, betas=(0.9, 0.999), weight_decay=0.0).step()
+    share = 1.0 if per_token else rollouts / trained  # a metric leaves untrained rollouts out
     return Reference(
         loss=loss.item(),
-        entropy=mean_entropy.item(),
+        entropy=mean_entropy.item() * share,
         grad_norm=norm.item(),
         weights={name: value.detach().float() for name, value in parameters.items()},
     )

@@ -11,6 +11,7 @@ import models
 import pytest
 
 from slime_core.errors import DigestError, TrainerError
+from slime_core.megatron.manifest import verify_directory
 
 BASE: dict[str, Any] = {
     "lr": 1e-3,
@@ -85,16 +86,16 @@ def test_the_manifest_finds_every_change(
     saved = in_trainer(jobs.train, settings, batches(1), None, (0, str(folder)))["saved"]
     assert saved["bytes"] == sum(row["bytes"] for row in saved["files"].values())
     assert {"metadata.json", ".metadata"} <= set(saved["files"])
-    in_trainer(jobs.verify, str(folder), saved)
+    verify_directory(folder, saved)
     weights = next(folder.glob("*.distcp"))
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(bytes(content))
     with pytest.raises(DigestError, match=rf"{weights.name} has changed"):
-        in_trainer(jobs.verify, str(folder), saved)
+        verify_directory(folder, saved)
     weights.unlink()
     with pytest.raises(DigestError, match="is missing"):
-        in_trainer(jobs.verify, str(folder), saved)
+        verify_directory(folder, saved)
 
 
 def test_what_is_no_checkpoint_or_exists_already_is_refused(

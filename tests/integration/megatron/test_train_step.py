@@ -66,7 +66,7 @@ def test_one_step_equals_plain_torch(
     out = in_trainer(jobs.train, settings, [batch], None, None, str(tmp_path / "after"))
     (step,) = steps_of(out)
     assert step["loss"] == pytest.approx(want.loss, rel=1e-5, abs=1e-6)
-    assert step["entropy"] == pytest.approx(want.entropy, rel=1e-5)
+    assert step["entropy_loss"] == pytest.approx(want.entropy, rel=1e-5)
     assert step["grad_norm"] == pytest.approx(want.grad_norm, rel=1e-5)
     assert step["tokens"] == int(batch.loss_mask.sum())
     assert (step["skipped"], step["lr"], step["ppo_kl"]) == (False, 1e-3, 0.0)
@@ -95,7 +95,7 @@ def test_micro_batches_chunks_and_row_order_change_nothing(
     found = [steps_of(in_trainer(jobs.train, s, [b]))[0] for s, b in variants]
     assert [step["micro_batches"] for step in found[:3]] == [1, pytest.approx(8, abs=2), 24]
     for step in found[1:]:
-        for name in ("loss", "pg_loss", "entropy", "grad_norm", "log_probs"):
+        for name in ("loss", "pg_loss", "entropy_loss", "grad_norm", "log_probs"):
             assert step[name] == pytest.approx(found[0][name], rel=2e-5, abs=1e-6), name
         for name in ("tokens", "train_rollout_logprob_abs_diff_max"):
             assert step[name] == pytest.approx(found[0][name], rel=1e-6)
@@ -137,7 +137,7 @@ def test_the_gap_to_the_engine_is_measured_on_trained_tokens_only(
     settings = BASE | {"hf_checkpoint": model}
     (step,) = steps_of(in_trainer(jobs.train, settings, [batch]))
     own = models.load_model(model)
-    gaps, chosen_all = [], []
+    mean_gap, largest, chosen_all = 0.0, 0.0, []
     with torch.no_grad():
         for row in range(batch.num_rows):
             ids = torch.from_numpy(batch.row_tokens(row).astype("int64"))
@@ -146,11 +146,12 @@ def test_the_gap_to_the_engine_is_measured_on_trained_tokens_only(
             chosen = log_p.gather(1, ids[-count:, None])[:, 0]
             keep = torch.from_numpy(batch.loss_mask[where]).bool()
             rollout = torch.from_numpy(batch.rollout_log_probs[where])
-            gaps += (chosen - rollout).abs()[keep].tolist()
+            gaps = (chosen - rollout).abs()[keep].tolist()
+            mean_gap += sum(gaps) / max(batch.denominators[row], 1) / models.trained_rollouts(batch)
+            largest = max([largest, *gaps])
             chosen_all += chosen[keep].tolist()
-    mean = sum(gaps) / len(gaps)
-    assert step["train_rollout_logprob_abs_diff"] == pytest.approx(mean, rel=1e-5)
-    assert step["train_rollout_logprob_abs_diff_max"] == pytest.approx(max(gaps), rel=1e-5)
+    assert step["train_rollout_logprob_abs_diff"] == pytest.approx(mean_gap, rel=1e-5)
+    assert step["train_rollout_logprob_abs_diff_max"] == pytest.approx(largest, rel=1e-5)
     assert step["log_probs"] == pytest.approx(sum(chosen_all) / len(chosen_all), rel=1e-5)
 
 
