@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime_core.data.sources import PromptSource
+from slime_core.errors import SlimeError
 from slime_core.sample import Sample
 from slime_core.store.backend import Backend
 from slime_core.store.cache import NodeCache
@@ -28,14 +29,16 @@ class DrawLog:
         self._cache = NodeCache(backend)
         self._source = source
         self._prepare = prepare
-        self._next_seq = 0
+        self._segments: list[set[int]] = []  # of each file, by its number
 
     def refresh(self) -> None:
         """Brings the source to the state after the last logged draw."""
         numbers = list_draws(self._backend)
-        self._next_seq = len(numbers)
-        if numbers:
-            self._follow(read_draws(self._cache, numbers[-1], samples=False))
+        for seq in numbers[len(self._segments) :]:
+            draws = read_draws(self._cache, seq, samples=False)
+            self._count(draws)
+            if seq == numbers[-1]:
+                self._follow(draws)
 
     def of_segment(self, segment: int) -> list[Draw]:
         """What is logged for a segment, in order."""
@@ -47,14 +50,7 @@ class DrawLog:
 
     def files_of(self, segment: int) -> list[int]:
         """The log numbers that hold draws of a segment, ascending."""
-        found: list[int] = []
-        for seq in reversed(range(self._next_seq)):
-            segments = {draw.segment for draw in read_draws(self._cache, seq, samples=False)}
-            if segment in segments:
-                found.append(seq)
-            if min(segments) < segment:
-                break
-        return found[::-1]
+        return [seq for seq, segments in enumerate(self._segments) if segment in segments]
 
     def draw(self, segment: int, count: int) -> list[Draw]:
         """Draws for a segment until `count` more of them are logged; returns these.
@@ -64,15 +60,23 @@ class DrawLog:
         """
         logged: list[Draw] = []
         while len(logged) < count:
-            taken = self._source.draw(count - len(logged))
-            draws = [self._as_logged(item, segment) for item in taken]
-            theirs = log_draws(self._backend, self._next_seq, draws)
-            self._next_seq += 1
+            before = self._source.state()
+            try:
+                taken = self._source.draw(count - len(logged))
+                draws = [self._as_logged(item, segment) for item in taken]
+                theirs = log_draws(self._backend, len(self._segments), draws)
+            except SlimeError:
+                self._source.restore(before)  # what is not logged was not drawn
+                raise
+            self._count(draws if theirs is None else theirs)
             if theirs is not None:
                 self._follow(theirs)
                 draws = [draw for draw in theirs if draw.segment == segment]
             logged += draws
         return logged
+
+    def _count(self, draws: Sequence[Draw]) -> None:
+        self._segments.append({draw.segment for draw in draws})
 
     def _follow(self, draws: Sequence[Draw]) -> None:
         state = draws[-1].source_state

@@ -1,4 +1,4 @@
-"""A segment: every draw ends once, what finished is stored, and a restart loses and doubles none."""
+"""A segment: every draw ends once and what finished is stored, restarts or not."""
 
 import asyncio
 import itertools
