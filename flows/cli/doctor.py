@@ -24,6 +24,7 @@ from slime_core import __version__
 from slime_core.config.flags import FlagParser, parse
 
 PACKAGES = ("torch", "megatron-core", "ray", "prefect", "mlflow", "transformers", "pyarrow")
+OPTIONAL = {"sglang": "engines on GPUs"}
 PORTS = {4200: "Prefect's page", 5000: "MLflow's page"}
 MEMORY_NEEDED_BYTES = 3 * 2**30
 SHM_NEEDED_BYTES = 128 * 2**20

@@ -75,6 +75,7 @@ class Command:
         self._options = options
         self._workspace = Path(config.run.workspace)
         self._server: OwnServer | None = None
+        self._imports = threading.Thread(target=_import_flows, name="imports")
         self._stopper = Stopper(lambda text: self._terminal.say(text))
         self._terminal = Terminal(config.run.num_rollout)
 
@@ -105,15 +106,13 @@ class Command:
         """Starts Prefect's server and the run's processes side by side."""
         from flows.launch import Launch
 
-        modules = None
         if not self._options.no_prefect:
             self._choose_server()
-            modules = threading.Thread(target=_import_flows, name="imports")
-            modules.start()
+            self._imports.start()
         launch = Launch.start(self._config, self._which(), self._options.take_over, choice)
         launch.report = self._terminal
-        if modules is not None:
-            modules.join()
+        if not self._options.no_prefect:
+            self._imports.join()
         quiet_console(self._terminal.say, launch.session.paths.logs / "prefect.log")
         self._stopper.install()
         return launch
@@ -179,7 +178,8 @@ class Command:
     def _end(self) -> None:
         """Hands over what Prefect's client still holds, then ends our server."""
         self._terminal.close()
-        if not self._options.no_prefect:
+        if self._imports.ident is not None:
+            self._imports.join()
             from prefect.events.worker import EventsWorker
 
             EventsWorker.drain_all(timeout=DRAIN_S)
