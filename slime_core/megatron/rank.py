@@ -164,11 +164,7 @@ class TrainerRank:
                 "metrics": mean_metrics(outcome["steps"]),
                 **outcome,
             }
-            with self._lock:
-                self._state = next_state
-                self._results[next_state] = result
-                for old in list(self._results)[:-_KEPT_RESULTS]:
-                    del self._results[old]
+            self._keep(next_state, result)
             return dict(result)
 
     def canary(self, tokens: Sequence[int]) -> list[float]:
@@ -224,6 +220,13 @@ class TrainerRank:
             if self._trainer is not None:
                 self._trainer.close()
                 self._trainer = None
+
+    def _keep(self, state: str, result: dict[str, Any]) -> None:
+        with self._lock:
+            self._state = state
+            self._results[state] = result
+            for old in list(self._results)[:-_KEPT_RESULTS]:
+                del self._results[old]
 
     def _ready(self) -> PolicyTrainer:
         if self._trainer is None:
