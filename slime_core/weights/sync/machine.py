@@ -181,7 +181,7 @@ class WeightSync:
         deadline: Deadline,
     ) -> tuple[str, float | None, str | None]:
         """One engine through QUIET, TRANSFER and VERIFY: (name, canary gap, why it failed)."""
-        why = "no transfer was tried"
+        reasons: list[str] = []
         self._states[name] = SyncState.GATED
         for _ in range(TRANSFERS_PER_ENGINE):
             try:
@@ -194,7 +194,8 @@ class WeightSync:
             except SlimeError as error:
                 why = f"{self._states[name].value}: {error}"
                 log.warning("engine %s did not take %s: %s", name, version, why)
-        return name, None, why
+                reasons.append(why)
+        return name, None, "; then ".join(dict.fromkeys(reasons))
 
     async def _load(
         self, name: str, client: EngineClient, version: str, canary: CanaryReading
