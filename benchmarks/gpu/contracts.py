@@ -23,7 +23,9 @@ def main() -> int:
     made.add_argument("--timeout-s", type=float, default=300.0, help="for all tests together")
     options = made.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    wanted = {**SGLANG, "dtype": options.dtype, "enable_metrics": True}
+    # Deterministic: seeds count, batches do not change tokens, and fp32 has its norm kernel.
+    wanted = {**SGLANG, "dtype": options.dtype, "enable_metrics": True,
+              "enable_deterministic_inference": True}  # fmt: skip
     log = options.out / "contracts-sglang.log"
     engine = engine_process("sglang", str(MODEL), free_port(), log, wanted)
     engine.start()

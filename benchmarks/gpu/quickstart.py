@@ -37,7 +37,7 @@ def overrides(options: Any, workspace: str) -> dict[str, Any]:
         "engine_restarts": 0,
         "start_timeout_s": 400.0,
         "megatron": {"bf16": options.dtype == "bfloat16"},
-        "sglang": SGLANG | ({"disable_cuda_graph": True} if options.eager else {}),
+        "sglang": SGLANG if options.engine == "sglang" else {},
     }
 
 
@@ -70,7 +70,6 @@ def main() -> int:
     made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     made.add_argument("--transport", choices=("tensor", "disk"), default="tensor")
     made.add_argument("--iterations", type=int, default=60)
-    made.add_argument("--eager", action="store_true", help="SGLang without CUDA graphs")
     options = made.parse_args()
     workspace = Path(tempfile.mkdtemp(prefix="slime-gpu-"))
     try:

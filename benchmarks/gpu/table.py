@@ -30,6 +30,9 @@ def rows_of(result: dict[str, Any]) -> list[tuple[str, Any]]:
         ]
     if name == "contracts":
         return [("contract tests against SGLang", result["summary"])]
+    if name == "train-step":
+        step = f"{result['step_s']:.3f} s, {result['tokens_per_s']:.0f} tokens/s"
+        return [("trainer alone, Qwen3-0.6B shape: optimizer step", step)]
     rows: list[tuple[str, Any]] = []
     if result.get("error"):
         rows.append((f"{name} FAILED", result["error"].strip().splitlines()[0][:200]))

@@ -7,7 +7,6 @@ process and end with it.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import ray
 
 from slime_core.cluster import reaper
+from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
 from slime_core.cluster.ports import HeldPort
 from slime_core.cluster.rollout_group import RolloutGroup
@@ -53,8 +53,6 @@ TRACKER_TIMEOUT_S = 30.0
 REAPER_TIMEOUT_S = 5.0
 RAY_FOLDER_PREFIX = "slime-ray-"
 RAY_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-COLOCATED_SGLANG = {"mem_fraction_static": 0.4}
-"""SGLang takes most of a GPU by itself; beside a trainer it must leave room."""
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
@@ -269,12 +267,7 @@ class Session:
     def _engine_pool(self) -> EnginePool:
         config, dtype = self.config, model_facts(self.config.rollout.hf_checkpoint)["dtype"]
         kind = resolve_engine(config, self.device)
-        options = {
-            "device": self.device,
-            "dtype": training_dtype(config, dtype),
-            **(COLOCATED_SGLANG if kind == "sglang" else {}),
-            **config.sglang,
-        }
+        options = engine_options(config, kind, self.device, training_dtype(config, dtype))
 
         def spawn(index: int) -> tuple[EngineProcess, EngineClient]:
             process = engine_process(
@@ -306,7 +299,8 @@ class Session:
             transport = TensorTransport(
                 self.trainer.buckets, self.trainer.release_buckets, sync.update_weight_buffer_size
             )
-        tolerance = tolerance_for(dtype, sync.canary_tolerance)
+        kind = resolve_engine(self.config, self.device)
+        tolerance = tolerance_for(dtype, sync.canary_tolerance, kind)
         return WeightSync(
             self.rollout, transport, self.config.fault_tolerance.sync_timeout_s, tolerance
         )
@@ -324,27 +318,6 @@ def resolve_device(config: RunConfig) -> Literal["cpu", "cuda"]:
     if config.cluster.device == "auto":
         return "cuda" if present else "cpu"
     return config.cluster.device
-
-
-def resolve_engine(
-    config: RunConfig, device: Literal["cpu", "cuda"]
-) -> Literal["embedded", "sglang"]:
-    """The kind of generation server; auto takes SGLang on CUDA where it is installed.
-
-    Raises:
-        ConfigError: sglang was asked for and its package is missing.
-    """
-    asked = config.cluster.rollout_engine
-    if asked == "embedded" or (asked == "auto" and device == "cpu"):
-        return "embedded"
-    if importlib.util.find_spec("sglang") is not None:
-        return "sglang"
-    if asked == "sglang":
-        raise ConfigError(
-            "rollout_engine sglang: the package is not installed; install the extra "
-            "slime-flow[sglang], or use --rollout-engine embedded"
-        )
-    return "embedded"
 
 
 def _empty(folder: Path) -> None:
