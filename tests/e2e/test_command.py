@@ -1,0 +1,182 @@
+"""The command as a person uses it: train, resume, stop, and open the pages it names."""
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+from slime_core.waits import poll
+from tests.e2e.runs import ROOT, RunFolder, finish, start
+
+pytestmark = pytest.mark.e2e
+
+
+def printed(process: subprocess.Popen[str], text: str) -> str:
+    """Reads what the command prints until a line holds `text`; returns all of it."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError(f"{text!r} was never printed:\n{''.join(lines)}")
+
+
+def rows(run: RunFolder, query: str) -> list[tuple]:
+    with sqlite3.connect(run.workspace / "prefect" / "prefect.db") as database:
+        return database.execute(query).fetchall()
+
+
+def ended(children: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive, [" ".join(child.cmdline()[:4]) for child in alive]
+
+
+def test_a_run_ends_with_where_everything_is_and_resumes(tmp_path):
+    run = RunFolder(tmp_path)
+    first = finish(start(run, "--num-rollout", "2", "--eval-interval", "2"), run)
+    assert "starting run chain" in first
+    assert "Prefect shows it at http://127.0.0.1:" in first
+    assert re.search(r"iteration 2/2  reward 0\.\d+  eval greedy 0\.\d+ sampled 0\.\d+", first)
+    assert "run chain finished" in first
+    assert str(run.store) in first and "metrics.jsonl" in first and "mlflow ui" in first
+
+    again = finish(start(run, "--num-rollout", "3", "--eval-interval", "2"), run)
+    assert "resuming run chain after 2 iterations" in again
+    assert "iteration 3/3" in again and "iteration 2/3" not in again
+
+    states = rows(run, "select name, state_name from flow_run order by name, created")
+    assert states == [
+        ("chain", "Completed"), ("chain", "Completed"),
+        *((f"iteration {k:06d}", "Completed") for k in range(3)),
+    ]  # fmt: skip
+    tasks = dict(rows(run, "select name, state_name from task_run where name like '% 000002'"))
+    stages = ("sample", "generate", "reward", "pack", "train", "sync")
+    assert {f"{stage} 000002": "Completed" for stage in stages}.items() <= tasks.items()
+    with sqlite3.connect(run.workspace / "mlflow" / "mlflow.db") as database:
+        query = "select step from metrics where key = 'rollout/raw_reward' order by step"
+        assert database.execute(query).fetchall() == [(0,), (1,), (2,)]
+        assert database.execute("select name, status from runs").fetchall() == [
+            ("chain", "FINISHED")
+        ]
+
+
+TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), TERM])
+def test_a_signal_ends_the_run_within_ten_seconds_and_it_resumes(tmp_path, number, status):
+    run = RunFolder(tmp_path)
+    flags = ("--num-rollout", "200", "--eval-interval", "200", "--skip-eval-before-train")
+    process = start(run, *flags)
+    printed(process, "iteration 2/200")
+    children = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == status, output
+    assert "stopping" in output and "stopped; the same command goes on" in output
+    assert "Traceback" not in output
+    ended(children)
+    done = len(list(run.store.glob("iterations/*/ledger.json")))
+    assert rows(run, "select state_name from flow_run where name = 'chain'") == [("Cancelled",)]
+
+    flags = ("--num-rollout", str(done + 1), "--eval-interval", "200", "--skip-eval-before-train")
+    assert f"after {done} iterations" in finish(start(run, *flags), run)
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_kills(tmp_path):
+    run = RunFolder(tmp_path)
+    process = start(run, "--num-rollout", "200", hold_at="train@1")
+    poll("the run to hold", 120, lambda: (tmp_path / "train@1").exists() or None)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    printed(process, "stopping")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    ended(children)
+
+
+@pytest.mark.slow
+def test_a_prefect_server_that_is_killed_is_started_again(tmp_path):
+    run = RunFolder(tmp_path)
+    flags = ("--num-rollout", "40", "--eval-interval", "40", "--skip-eval-before-train")
+    process = start(run, *flags)
+    printed(process, "iteration 3/40")
+    [server] = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "flows.server_app" in child.cmdline()
+    ]
+    server.kill()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "Prefect's server ended: starting it again" in output
+    assert len(list(run.store.glob("iterations/*/ledger.json"))) == 40
+    assert rows(run, "select state_name from flow_run where name = 'chain'") == [("Completed",)]
+
+
+@pytest.mark.slow
+def test_a_prefect_server_that_hangs_for_ten_seconds_ends_nothing(tmp_path):
+    run = RunFolder(tmp_path)
+    flags = ("--num-rollout", "30", "--eval-interval", "30", "--skip-eval-before-train")
+    process = start(run, *flags)
+    printed(process, "iteration 3/30")
+    [server] = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "flows.server_app" in child.cmdline()
+    ]
+    server.suspend()
+    time.sleep(10)
+    server.resume()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert len(list(run.store.glob("iterations/*/ledger.json"))) == 30
+    assert rows(run, "select state_name from flow_run where name = 'chain'") == [("Completed",)]
+
+
+@pytest.mark.slow
+def test_the_printed_commands_open_the_pages(tmp_path):
+    run = RunFolder(tmp_path)
+    output = finish(start(run, "--num-rollout", "1", "--eval-interval", "1"), run)
+    for name in ("MLflow", "Prefect"):
+        found = re.search(rf"^  {name} +(.*) --port (\d+)   \((http\S+)\)$", output, re.MULTILINE)
+        assert found, output
+        line, usual, address = found.groups()
+        port = str(int(usual) + 20000)
+        page = subprocess.Popen(
+            f"exec env {line} --port {port}", shell=True, cwd=ROOT, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            url = address.replace(usual, port)
+            text = poll(f"the page of {name}", 90, lambda url=url: fetched(url), interval_s=0.5)
+            assert "<html" in text.lower()
+        finally:
+            os.killpg(page.pid, signal.SIGKILL)
+            page.wait(10)
+
+
+def fetched(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return answer.read().decode()
+    except OSError:
+        return None
+
+
+@pytest.mark.slow
+def test_without_prefect_nothing_of_it_is_started(tmp_path):
+    run = RunFolder(tmp_path)
+    output = finish(start(run, "--num-rollout", "1", "--eval-interval", "1", "--no-prefect"), run)
+    assert "run chain finished" in output and "Prefect" not in output
+    assert not (tmp_path / "prefect").exists()
