@@ -1,0 +1,110 @@
+"""When a checkpoint is written, how it becomes final, and what is removed."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from slime_core.errors import TrainerError
+from slime_core.run.checkpoints import is_due, remove_old, save_if_due
+from slime_core.run.context import RunContext
+from slime_core.stages.train import train
+from slime_core.store.checkpoints import list_checkpoints, verify_checkpoint
+from tests.unit.stages.standins import Lab, packed
+
+
+def ready(tmp_path: Path, **overrides: object) -> RunContext:
+    ctx = Lab(tmp_path, **overrides).start()
+    asyncio.run(ctx.trainer.invoke("set_state", ctx.start_state))
+    ctx.state.digest = ctx.start_state
+    return ctx
+
+
+def train_all(ctx: RunContext, iterations: range) -> None:
+    for k in iterations:
+        asyncio.run(train(ctx, packed(ctx, k)))
+
+
+def kept(ctx: RunContext) -> list[int]:
+    return [checkpoint.iteration for checkpoint in list_checkpoints(ctx.backend)]
+
+
+def test_one_is_due_at_the_end_at_each_interval_and_after_much_training(tmp_path):
+    ctx = ready(tmp_path, num_rollout=10, save_interval=4, max_replay_s=100)
+    assert [k for k in range(10) if is_due(ctx, k)] == [3, 7, 9]
+    ctx.state.trained_s = 100.1
+    assert is_due(ctx, 0)
+
+
+def test_without_an_interval_only_time_and_the_end_count(tmp_path):
+    ctx = ready(tmp_path, num_rollout=5)
+    assert [k for k in range(5) if is_due(ctx, k)] == [4]
+
+
+def test_the_newest_two_stay_and_each_can_be_loaded(tmp_path):
+    ctx = ready(tmp_path, save_interval=1)
+    train_all(ctx, range(4))
+    assert kept(ctx) == [3, 2]
+    folder = ctx.backend.local_path("checkpoints")
+    assert folder is not None
+    assert len(list(folder.iterdir())) == 2, "nothing is left of the removed ones"
+    for checkpoint in list_checkpoints(ctx.backend):
+        assert (verify_checkpoint(ctx.backend, checkpoint) / "rank").is_file()
+        assert checkpoint.weight_version == f"l0-{checkpoint.iteration + 1}"
+        assert checkpoint.about.keys() >= {"numeric_digest", "identity_digest", "segment"}
+    assert list_checkpoints(ctx.backend)[0].state == ctx.state.digest
+
+
+def test_saving_starts_the_clock_anew_and_the_same_state_is_saved_once(tmp_path):
+    ctx = ready(tmp_path, max_replay_s=100)
+    train_all(ctx, range(1))
+    assert kept(ctx) == [] and ctx.state.trained_s > 0
+    ctx.state.trained_s = 101
+    asyncio.run(save_if_due(ctx, 0))
+    assert kept(ctx) == [0] and ctx.state.trained_s == 0
+    ctx.state.trained_s = 101
+    asyncio.run(save_if_due(ctx, 0))
+    assert ctx.trainer.log.count("save") == 1  # type: ignore[attr-defined]
+
+
+def test_what_a_killed_save_left_is_removed_and_never_counts(tmp_path):
+    ctx = ready(tmp_path, save_interval=1)
+    folder = ctx.backend.local_path("checkpoints")
+    assert folder is not None
+    for name in ("000000-000000", "000001-000009.partial"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "half").write_text("x")
+    train_all(ctx, range(1))
+    assert kept(ctx) == [0]
+    assert [path.name for path in folder.iterdir()] == ["000000-000000"]
+    assert not (folder / "000000-000000" / "half").exists()
+
+
+def test_a_save_that_fails_leaves_no_final_checkpoint(tmp_path, monkeypatch):
+    ctx = ready(tmp_path, save_interval=1)
+    train_all(ctx, range(1))
+    plain = ctx.trainer.invoke
+
+    async def invoke(method: str, *args: str) -> object:
+        if method == "save":
+            raise TrainerError("no space left on device")
+        return await plain(method, *args)
+
+    monkeypatch.setattr(ctx.trainer, "invoke", invoke)
+    with pytest.raises(TrainerError, match="no space left"):
+        train_all(ctx, range(1, 2))
+    assert kept(ctx) == [0]
+
+
+def test_a_manifest_is_removed_before_its_files(tmp_path, monkeypatch):
+    """Killed between the two, half a folder must not count."""
+    ctx = ready(tmp_path, save_interval=1)
+    train_all(ctx, range(2))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_old(ctx.backend, 1)
+    assert kept(ctx) == [1]
