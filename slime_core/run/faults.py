@@ -38,7 +38,9 @@ def hold(point: str, iteration: int) -> None:
         return
     name = f"{point}@{iteration}"
     log.warning("held at %s until killed", name)
-    Path(os.environ[HOLD_DIR], name).write_text(str(os.getpid()), encoding="ascii")
+    folder = Path(os.environ[HOLD_DIR])
+    (folder / f".{name}").write_text(str(os.getpid()), encoding="ascii")
+    (folder / f".{name}").rename(folder / name)  # whoever sees the file sees the pid in it
     deadline = Deadline(f"somebody to kill this process, held at {name}", HOLD_LIMIT_S)
     while True:
         deadline.check()
