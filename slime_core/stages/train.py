@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -47,7 +48,7 @@ async def _train(ctx: RunContext, batch: Ref) -> Ledger:
             raise DigestError(f"the ledger of iteration {k} was trained on another batch")
         if ctx.state.digest != found.state:
             await restore_trainer(ctx, k, rebuild=True)
-        return found
+        return replace(found, found=True)
     numeric = numeric_digest(ctx.config)
     following = next_state(ctx.state.digest, batch.digest, numeric)
     start = monotonic()
