@@ -102,13 +102,11 @@ class EngineClient:
         self._generating = httpx.AsyncClient(
             base_url=self.url, timeout=None, trust_env=False, transport=self._transport
         )
-        limits = httpx.Limits(
-            max_connections=CONTROL_CONNECTIONS,
-            max_keepalive_connections=CONTROL_CONNECTIONS,
-            keepalive_expiry=IDLE_CONNECTION_S,
-        )
         self._control = httpx.AsyncClient(
-            base_url=self.url, timeout=None, trust_env=False, limits=limits, verify=verify
+            base_url=self.url,
+            timeout=None,
+            trust_env=False,
+            transport=StackTransport(CONTROL_CONNECTIONS, IDLE_CONNECTION_S, verify),
         )
 
     async def __aenter__(self) -> EngineClient:

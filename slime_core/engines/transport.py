@@ -36,7 +36,7 @@ class StackTransport(httpx.AsyncBaseTransport):
         )
         self._verify = verify
         self._room = asyncio.Semaphore(max_connections)
-        self._all: list[httpx.AsyncHTTPTransport] = []
+        self._all: set[httpx.AsyncHTTPTransport] = set()
         self._idle: list[httpx.AsyncHTTPTransport] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -45,7 +45,7 @@ class StackTransport(httpx.AsyncBaseTransport):
         try:
             answer = await one.handle_async_request(request)
         except BaseException:
-            self._give(one)
+            await self._give(one, usable=False)
             raise
         assert isinstance(answer.stream, httpx.AsyncByteStream)
         answer.stream = _Returned(answer.stream, self, one)
@@ -60,13 +60,19 @@ class StackTransport(httpx.AsyncBaseTransport):
         if self._idle:
             return self._idle.pop()
         one = httpx.AsyncHTTPTransport(verify=self._verify, trust_env=False, limits=self._limits)
-        self._all.append(one)
+        self._all.add(one)
         return one
 
-    def _give(self, one: httpx.AsyncHTTPTransport) -> None:
-        self._idle.append(one)
+    async def _give(self, one: httpx.AsyncHTTPTransport, usable: bool) -> None:
+        """Takes a connection back. One whose call broke off is closed, not used again: what is
+        still to come on it, or what its pool still waits for, would meet the next call."""
         self.in_flight -= 1
         self._room.release()
+        if usable:
+            self._idle.append(one)
+            return
+        self._all.discard(one)
+        await one.aclose()
 
 
 class _Returned(httpx.AsyncByteStream):
@@ -76,17 +82,21 @@ class _Returned(httpx.AsyncByteStream):
         self, inner: httpx.AsyncByteStream, owner: StackTransport, one: httpx.AsyncHTTPTransport
     ) -> None:
         self._inner, self._owner, self._one = inner, owner, one
-        self._open = True
+        self._open, self._complete = True, False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for part in self._inner:
             yield part
+        self._complete = True
 
     async def aclose(self) -> None:
         if not self._open:
             return
         self._open = False
+        usable = False
         try:
             await self._inner.aclose()
+            # A cancelled close leaves its pool waiting for ever: only a finished one counts.
+            usable = self._complete
         finally:
-            self._owner._give(self._one)
+            await self._owner._give(self._one, usable)

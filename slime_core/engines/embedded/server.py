@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 HEALTH_DEADLINE_S = 20.0
 FLUSH_POLL_S = 0.02
 MAX_STEP_PAUSE_S = 10.0
+CLIENT_GONE = 499
 
 
 class EngineServer:
@@ -91,7 +93,11 @@ class EngineServer:
         return Starlette(
             routes=routes,
             lifespan=lifespan,
-            exception_handlers={RefusedRequestError: _refused, HTTPException: _http_error},
+            exception_handlers={
+                RefusedRequestError: _refused,
+                HTTPException: _http_error,
+                ClientDisconnect: _gone,
+            },
         )
 
     # -- generation
@@ -102,7 +108,7 @@ class EngineServer:
         if call.stream:
             return StreamingResponse(self._events(call), media_type="text/event-stream")
         if not await _unless_gone(http, self.frontend.generate(call)):
-            return Response(status_code=499)
+            return Response(status_code=CLIENT_GONE)
         _raise_failure(call.requests)
         bodies = [self._answer(request, len(request.output)) for request in call.requests]
         return json_response(bodies[0] if call.single else bodies)
@@ -322,3 +328,8 @@ def _http_error(_: HTTPRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     detail = error.detail if isinstance(error, HTTPException) else str(error)
     return json_response({"detail": detail, "error": {"message": detail}}, status)
+
+
+def _gone(_: HTTPRequest, __: Exception) -> Response:
+    """Nobody reads this answer; it only keeps a hang-up out of the error log."""
+    return Response(status_code=CLIENT_GONE)

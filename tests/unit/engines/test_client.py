@@ -234,6 +234,27 @@ def test_control_calls_do_not_wait_behind_generation():
     asyncio.run(main())
 
 
+def test_calls_cancelled_at_any_moment_leave_a_working_client():
+    """A connection whose call broke off must not be given to the next one."""
+
+    async def main() -> None:
+        body = b"{}" + b" " * 2000
+        async with (
+            server(answering(200, body)) as url,
+            EngineClient(url, max_connections=1, timeout_s=20) as client,
+        ):
+            for turns in range(150):
+                call = asyncio.create_task(client._json("POST", "/generate", {}, 20))
+                for _ in range(turns % 60):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+                assert await client._json("POST", "/generate", {}, 20) == {}
+                assert client.in_flight == 0
+
+    asyncio.run(main())
+
+
 class Probe:
     """An engine whose health answers are given."""
 
