@@ -71,6 +71,8 @@ class ObjectiveInputs:
             (`batching.select.step_totals`).
         rollout_log_probs: [P] of the engine, or None.
         ref_log_probs: [P] of the reference, or None.
+        train_log_probs: [P] of the trainer, to be compared with the engine's; None takes
+            old_log_probs, of which they differ where those are the engine's own.
     """
 
     log_probs: Tensor
@@ -85,6 +87,7 @@ class ObjectiveInputs:
     trained_rollouts: int
     rollout_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    train_log_probs: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -152,7 +155,8 @@ def _policy_part(objective: Objective, x: ObjectiveInputs) -> tuple[Tensor, dict
     policy = objective.policy_loss(inputs, objective.options)
     values, metrics = policy.values, dict(policy.metrics)
     if x.rollout_log_probs is not None:
-        pair = (x.old_log_probs, x.rollout_log_probs, x.mask, x.rows, x.num_rows)
+        train = x.old_log_probs if x.train_log_probs is None else x.train_log_probs
+        pair = (train, x.rollout_log_probs, x.mask, x.rows, x.num_rows)
         tokens = Tokens.of(*pair)
         metrics["train_rollout_logprob_abs_diff"] = tokens.log_ratio.abs()
         if objective.mismatch_metrics:

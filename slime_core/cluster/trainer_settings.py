@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Literal
 
+from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.megatron.settings import TrainerSettings
@@ -60,7 +62,7 @@ def trainer_settings(
         rank: place among the ranks.
         master_port: where rank 0 listens.
     """
-    rollout, algorithm, train = config.rollout, config.algorithm, config.train
+    rollout, train = config.rollout, config.train
     ranks_per_node = config.cluster.actor_num_gpus_per_node
     taken = {"bf16", "fp16"}
     return TrainerSettings(
@@ -77,19 +79,20 @@ def trainer_settings(
         train_iters=_train_iters(config),
         lr=train.lr,
         clip_grad=train.clip_grad,
-        advantage_estimator=algorithm.advantage_estimator,
-        eps_clip=algorithm.eps_clip,
-        eps_clip_high=algorithm.eps_clip_high,
-        eps_clip_c=algorithm.eps_clip_c,
-        entropy_coef=algorithm.entropy_coef,
-        calculate_per_token_loss=algorithm.calculate_per_token_loss,
+        algorithm=algorithm_settings(config),
         rollout_temperature=rollout.rollout_temperature,
-        old_log_probs=algorithm.old_log_probs,
         use_dynamic_batch_size=train.use_dynamic_batch_size,
         max_tokens_per_gpu=train.max_tokens_per_gpu,
         micro_batch_size=train.micro_batch_size,
         megatron={name: value for name, value in config.megatron.items() if name not in taken},
     )
+
+
+def algorithm_settings(config: RunConfig) -> AlgorithmSettings:
+    """The fields of the group `algorithm` that the trainer needs; pack uses the others."""
+    names = {field.name for field in dataclasses.fields(AlgorithmSettings)}
+    values = {name: value for name, value in config.algorithm if name in names}
+    return AlgorithmSettings(**values, max_response_len=config.rollout.rollout_max_response_len)
 
 
 def _train_iters(config: RunConfig) -> int:

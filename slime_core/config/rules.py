@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slime_core.config import algorithm_rules
+
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
 
 
 def validate(config: RunConfig) -> None:
     """Runs every rule; raises ValueError with one full sentence."""
-    for rule in (_batch_identity, _dynamic_batching, _clip_range, _eval, _reward, _sizes):
+    for rule in (
+        _batch_identity,
+        _dynamic_batching,
+        algorithm_rules.validate,
+        _eval,
+        _reward,
+        _sizes,
+    ):
         problem = rule(config)
         if problem:
             raise ValueError(problem)
@@ -47,15 +56,6 @@ def _dynamic_batching(config: RunConfig) -> str | None:
         return "use_dynamic_batch_size needs max_tokens_per_gpu: the most tokens of a micro-batch"
     if config.train.max_tokens_per_gpu is not None and not config.train.use_dynamic_batch_size:
         return "max_tokens_per_gpu has an effect only with use_dynamic_batch_size: set both"
-    return None
-
-
-def _clip_range(config: RunConfig) -> str | None:
-    low, high = config.algorithm.eps_clip, config.algorithm.eps_clip_high
-    if low >= 1:
-        return f"eps_clip {low} would allow negative ratios: choose a value below 1"
-    if high is not None and high <= 0:
-        return f"eps_clip_high {high} must be above 0"
     return None
 
 

@@ -8,6 +8,7 @@ parameter, where Megatron expects it per group, so loading goes in the steps bel
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,19 @@ _CONFIGURED = (
 )
 
 
-def save_checkpoint(state: TrainState, directory: str, extra: dict[str, Any]) -> None:
+def save_checkpoint(
+    state: TrainState,
+    directory: str,
+    extra: dict[str, Any],
+    parts: Mapping[str, Callable[[Path], None]] | None = None,
+) -> None:
     """Writes a checkpoint, complete or not at all. A collective.
 
     Args:
         state: what to save.
         directory: a path that does not exist yet.
         extra: plain values that `load_checkpoint` returns.
+        parts: further folders inside it, by name, and what fills each.
 
     Raises:
         TrainerError: the directory exists already.
@@ -55,37 +62,57 @@ def save_checkpoint(state: TrainState, directory: str, extra: dict[str, Any]) ->
         raise TrainerError(f"checkpoint {target} exists already; choose another name")
     if dist.get_rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
     dist.barrier()
-    dist_checkpointing.save(
-        _sharded(state, loading=False) | {"extra": extra},
-        str(partial),
-        sharded_strategy=InProcessSaveStrategy(),
-    )
+    write_state(state, partial, extra)
+    for name, write in (parts or {}).items():
+        write(partial / name)
+    dist.barrier()
     if dist.get_rank() == 0:
         partial.rename(target)
     dist.barrier()
 
 
-def load_checkpoint(state: TrainState, directory: str) -> dict[str, Any]:
+def write_state(state: TrainState, folder: Path, extra: dict[str, Any] | None = None) -> None:
+    """Writes model, optimizer and schedule into a new folder. A collective."""
+    write_sharded(_sharded(state, loading=False) | {"extra": extra or {}}, folder)
+
+
+def write_sharded(content: dict[str, Any], folder: Path) -> None:
+    """Writes a sharded state dict into a new folder. A collective."""
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True)
+    dist.barrier()
+    dist_checkpointing.save(content, str(folder), sharded_strategy=InProcessSaveStrategy())
+
+
+def load_checkpoint(state: TrainState, directory: str | Path) -> dict[str, Any]:
     """Restores a checkpoint, whatever the parallel layout it was written in. A collective.
 
     The folder must have been verified (manifest.verify_directory): parts of the format are pickles.
 
     Returns:
-        The extra values given to `save_checkpoint`.
+        The extra values given when it was written.
 
     Raises:
         TrainerError: no checkpoint there.
     """
-    if not (Path(directory) / "metadata.json").is_file():
-        raise TrainerError(f"{directory} holds no finished checkpoint")
-    loaded: Any = dist_checkpointing.load(_sharded(state, loading=True), str(directory))
+    loaded = read_sharded(_sharded(state, loading=True), Path(directory))
     state.model.load_state_dict(loaded["model"])
     _load_optimizer(state.optimizer, loaded["optimizer"])
     state.scheduler.num_steps = 0  # load_state_dict adds to it
     state.scheduler.load_state_dict(loaded["scheduler"])
     return loaded["extra"]
+
+
+def read_sharded(content: dict[str, Any], folder: Path) -> Any:
+    """Reads what `write_sharded` wrote, into the form of `content`. A collective.
+
+    Raises:
+        TrainerError: nothing there.
+    """
+    if not (folder / "metadata.json").is_file():
+        raise TrainerError(f"{folder} holds no finished checkpoint")
+    return dist_checkpointing.load(content, str(folder))
 
 
 def _sharded(state: TrainState, loading: bool) -> dict[str, Any]:

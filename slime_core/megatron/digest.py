@@ -22,7 +22,7 @@ def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -
     """
     hasher = xxhash.xxh3_64()
     parameters = dict(model.named_parameters())
-    for name in local_entries(model, shape):
+    for name in (*local_entries(model, shape), *sorted(model.own_parameters)):
         parameter = parameters[name]
         if parameter.is_cuda:
             hasher.update(fingerprint(parameter).to_bytes(8, "little"))

@@ -88,6 +88,8 @@ class PolicyModel(GPTModel):
     """
 
     inverse_frequencies: torch.Tensor
+    own_parameters: frozenset[str] = frozenset()
+    """Parameters that a checkpoint of the family does not have."""
 
     def pack(self, cu_seqlens: torch.Tensor, positions: torch.Tensor, max_seqlen: int) -> Pack:
         """Describes a packed micro-batch to the layers.
@@ -146,10 +148,48 @@ class PolicyModel(GPTModel):
         return logits.squeeze(1)
 
 
+class ValueHead(torch.nn.Module):
+    """One number a token, in float32; begins at 0, so a fresh critic predicts nothing."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        device = torch.cuda.current_device()
+        shape = (1, config.hidden_size)
+        self.weight = torch.nn.Parameter(
+            torch.zeros(shape, dtype=config.params_dtype, device=device)
+        )
+        self.bias = torch.nn.Parameter(torch.zeros(1, dtype=config.params_dtype, device=device))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> float32 [n]"""
+        weight, bias = self.weight.float(), self.bias.float()
+        return torch.nn.functional.linear(rows.float(), weight, bias).squeeze(-1)
+
+
+class ValueModel(PolicyModel):
+    """The same decoder with a value head instead of the vocabulary."""
+
+    own_parameters = frozenset({"output_layer.weight", "output_layer.bias"})
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **(options | {"share_embeddings_and_output_weights": False}))
+        self.output_layer = ValueHead(self.config)  # type: ignore[assignment]
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Values. [n, hidden] -> float32 [n]"""
+        return self.output_layer(rows)
+
+
 def build_model(
-    settings: TrainerSettings, shape: ModelShape, options: ResolvedOptions
+    settings: TrainerSettings,
+    shape: ModelShape,
+    options: ResolvedOptions,
+    kind: type[PolicyModel] = PolicyModel,
 ) -> tuple[PolicyModel, ModelShape]:
     """Builds this rank's part of the model and fills it with the checkpoint's weights.
+
+    Args:
+        kind: PolicyModel, or ValueModel for a critic.
 
     Returns:
         The model and its shape with the padded vocabulary.
@@ -168,7 +208,7 @@ def build_model(
         ),
     )
     config = transformer_config(settings, shape, options.transformer)
-    model = PolicyModel(
+    model = kind(
         config,
         decoder_spec(config),  # type: ignore[arg-type]
         vocab_size=shape.padded_vocab_size,
@@ -205,7 +245,7 @@ def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry
         if entry.place == "first" and shape.tied and model.post_process and not model.pre_process:
             # The last stage of a tied model keeps a copy of the embedding as its head.
             found["output_layer.weight"] = entry
-    return found
+    return {name: entry for name, entry in found.items() if name not in model.own_parameters}
 
 
 @torch.no_grad()
@@ -218,7 +258,8 @@ def load_weights(model: PolicyModel, shape: ModelShape, checkpoint: str) -> None
     rank = parallel_state.get_tensor_model_parallel_rank()
     size = parallel_state.get_tensor_model_parallel_world_size()
     entries = local_entries(model, shape)
-    parameters = dict(model.named_parameters())
+    own = model.own_parameters
+    parameters = {name: p for name, p in model.named_parameters() if name not in own}
     if set(parameters) != set(entries):
         odd = sorted(set(parameters) ^ set(entries))
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Megatron's DDP, distributed optimizer and schedule, and a step that refuses NaN and Inf."""
+"""Megatron's DDP, distributed optimizer and schedule, and the step from gradients to weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_train_state(
     ddp: dict[str, Any] = {
         "grad_reduce_in_fp32": True,
         "use_distributed_optimizer": True,
-        "check_for_nan_in_grad": False,  # apply_gradients looks, and skips instead of raising
+        "check_for_nan_in_grad": False,  # read_gradients looks, and the step is skipped
     }
     config = model.config
     chunk = DistributedDataParallel(
@@ -128,23 +128,19 @@ def members(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     return [optimizer]
 
 
-def apply_gradients(state: TrainState, allowed: bool) -> tuple[bool, float]:
-    """Clips and steps, unless a gradient is NaN or Inf anywhere.
+def read_gradients(state: TrainState) -> tuple[bool, float]:
+    """Whether all gradients on all ranks are finite, and their norm before clipping.
 
-    The norm is global, so all ranks decide alike. A skipped step does not move the schedule.
-
-    Args:
-        state: gradients are ready in its buffers.
-        allowed: False skips the step whatever the gradients are.
-
-    Returns:
-        Whether the step was taken, and the gradient norm before clipping.
+    The norm is global, so all ranks decide alike.
     """
     found_inf = state.optimizer.prepare_grads()
     norm = state.optimizer.get_grad_norm()
     grad_norm = float(norm) if norm is not None else 0.0
-    if not allowed or found_inf or not math.isfinite(grad_norm):
-        return False, grad_norm
+    return not found_inf and math.isfinite(grad_norm), grad_norm
+
+
+def take_step(state: TrainState, grad_norm: float) -> None:
+    """Clips by the norm of `read_gradients`, updates the weights and moves the schedule."""
     for member in members(state.optimizer):
         parameters = cast(list[torch.Tensor], member.get_parameters())
         if member.config.clip_grad > 0.0 and parameters:
@@ -156,4 +152,3 @@ def apply_gradients(state: TrainState, allowed: bool) -> tuple[bool, float]:
             )
     state.optimizer.step_with_ready_grads()
     state.scheduler.step(1)
-    return True, grad_norm

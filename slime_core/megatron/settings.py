@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import ConfigError
 
 
@@ -31,15 +32,8 @@ class TrainerSettings:
             meaning). lr_decay_iters defaults to train_iters.
         clip_grad: bound of the global gradient norm; 0 does not clip.
         weight_decay, adam_beta1, adam_beta2, adam_eps: AdamW.
-        advantage_estimator: name in the algorithms' registry.
-        eps_clip, eps_clip_high, eps_clip_c: PPO clip range; eps_clip_high None means eps_clip,
-            eps_clip_c None means no dual clip.
-        entropy_coef: weight of the entropy bonus.
-        calculate_per_token_loss: mean over all trained tokens of a step; otherwise the mean over
-            rollouts of each rollout's token mean.
+        algorithm: estimator, losses and their numbers.
         rollout_temperature: logits are divided by it before log-probs and entropy.
-        old_log_probs: "auto" runs the separate forward pass only where an iteration has several
-            optimizer steps; "recompute" always runs it.
         use_dynamic_batch_size, max_tokens_per_gpu, micro_batch_size: micro-batches of training.
         log_probs_max_tokens_per_gpu: cap of the separate forward pass; default
             max_tokens_per_gpu.
@@ -83,14 +77,8 @@ class TrainerSettings:
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
 
-    advantage_estimator: str = "grpo"
-    eps_clip: float = 0.2
-    eps_clip_high: float | None = None
-    eps_clip_c: float | None = None
-    entropy_coef: float = 0.0
-    calculate_per_token_loss: bool = False
+    algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     rollout_temperature: float = 1.0
-    old_log_probs: Literal["auto", "recompute"] = "auto"
 
     use_dynamic_batch_size: bool = False
     max_tokens_per_gpu: int | None = None
@@ -135,6 +123,11 @@ class TrainerSettings:
             raise ConfigError("more than one trainer rank needs master_port")
         if self.use_dynamic_batch_size and not self.max_tokens_per_gpu:
             raise ConfigError("use_dynamic_batch_size needs max_tokens_per_gpu")
+        if self.algorithm.uses_critic and self.model_parallel_size > 1:
+            raise ConfigError(
+                "a critic over tensor- or pipeline-parallel ranks is not supported yet: use sizes "
+                "of 1, or an estimator without a critic such as grpo"
+            )
         if self.rollout_temperature <= 0:
             raise ConfigError(
                 f"rollout_temperature {self.rollout_temperature}: log-probs of greedy decoding "

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +19,22 @@ from slime_core.batching.types import TrainBatch
 from slime_core.errors import ConfigError
 from slime_core.megatron import parallel
 from slime_core.megatron.arguments import resolve
-from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint
+from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint, write_state
+from slime_core.megatron.critic import as_metrics, build_critic
 from slime_core.megatron.digest import weights_digest
 from slime_core.megatron.export import export_hf, named_hf_tensors
 from slime_core.megatron.manifest import directory_digest
 from slime_core.megatron.model import build_model
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
+from slime_core.megatron.passes import Passes
+from slime_core.megatron.roles import HeldWeights
 from slime_core.megatron.settings import TrainerSettings
-from slime_core.megatron.step import StepRunner
+from slime_core.megatron.signals import Columns, response_columns
+from slime_core.megatron.step import Gradients, PolicySteps
 from slime_core.weights.tables import bind, read_shape
 
+REFERENCE, CRITIC = "reference", "critic"  # folders inside a checkpoint
 _SEED_BITS = 31  # Megatron adds small offsets and numpy takes 32 bits
 
 
@@ -47,12 +53,16 @@ class PolicyTrainer:
         options = resolve(settings, shape)
         self.settings = options.settings
         self.settings.check()
-        objective = objective_of(self.settings)
+        objective = objective_of(self.settings.algorithm)
+        self.iterations = 0
         parallel.start(self.settings)
         try:
             model, self.shape = build_model(self.settings, shape, options)
             self.state = build_train_state(model, self.settings, options)
-            self.steps = StepRunner(self.settings, self.shape, self.state, objective)
+            self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), objective)
+            self.reference = self._build_reference()
+            uses_critic = self.settings.algorithm.uses_critic
+            self.critic = build_critic(self.settings, shape, options) if uses_critic else None
         except BaseException:
             parallel.stop()
             raise
@@ -67,14 +77,18 @@ class PolicyTrainer:
         return total
 
     def weights_digest(self) -> str:
-        """See digest.weights_digest."""
-        return weights_digest(self.state.model, self.shape)
+        """See digest.weights_digest; with a critic, the digests of both."""
+        own = weights_digest(self.state.model, self.shape)
+        if self.critic is None:
+            return own
+        passes = self.critic.passes
+        return f"{own} {weights_digest(passes.state.model, passes.shape, 'critic')}"
 
     def agree(self, *parts: str) -> bool:
         """True if all ranks were given the same strings."""
         body = hashlib.sha256("\x1f".join(parts).encode()).digest()
         number = int.from_bytes(body[:8], "big") >> 1
-        return parallel.everyone_agrees(number, self.steps.device)
+        return parallel.everyone_agrees(number, self.policy.passes.device)
 
     def train(
         self,
@@ -102,23 +116,74 @@ class PolicyTrainer:
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
         started = time.perf_counter()
-        old = None
-        if self.settings.old_log_probs == "recompute" or len(batch.steps) > 1:
-            rows = [row for step in batch.steps for row in step]
-            old = self.steps.log_probs(batch, rows)
+        columns = response_columns(
+            self.settings.algorithm, batch, self.policy, self.reference, self.critic
+        )
         read = time.perf_counter()
         results = []
         for number, rows in enumerate(batch.steps):
             allowed = not (forced_skips and forced_skips[number])
             hook = None if before_step is None else partial(before_step, number)
-            result = self.steps.train_step(batch, rows, old, allowed, hook)
+            result = self._step(batch, rows, columns, allowed, hook)
             results.append(result | {"weights_digest": self.weights_digest()})
+        self._end_iteration()
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
         return {"steps": results, "seconds": seconds}
 
+    def _step(
+        self,
+        batch: TrainBatch,
+        rows: Sequence[int],
+        columns: Columns,
+        allowed: bool,
+        before_update: Callable[[], None] | None,
+    ) -> dict[str, Any]:
+        """One optimizer step of all roles, taken by all or by none."""
+        parts: list[Gradients] = []
+        found: dict[str, Any] = {}
+        if self.critic is not None:
+            parts.append(self.critic.gradients(batch, rows, columns))
+            found |= as_metrics(parts[-1])
+        warming_up = self.iterations < self.settings.algorithm.num_critic_only_steps
+        if not (self.critic is not None and warming_up):
+            parts.append(self.policy.gradients(batch, rows, columns))
+            found |= parts[-1].metrics
+        if before_update is not None:
+            before_update()
+        stepped = allowed and all(part.finite for part in parts)
+        if stepped:
+            for part in parts:
+                part.take()
+        last = parts[-1]
+        return {
+            "loss": last.metrics["loss"],
+            **found,
+            "grad_norm": last.grad_norm,
+            "lr": last.lr,
+            "skipped": not stepped,
+            "tokens": last.tokens,
+            "micro_batches": sum(part.micro_batches for part in parts),
+            "non_finite_rows": sorted({row for part in parts for row in part.non_finite_rows}),
+        }
+
+    def _build_reference(self) -> HeldWeights | None:
+        algorithm = self.settings.algorithm
+        if not algorithm.uses_reference:
+            return None
+        reference = HeldWeights(self.state.model, self.shape)
+        if algorithm.ref_load not in (None, self.settings.hf_checkpoint):
+            reference.read(algorithm.ref_load)
+        return reference
+
+    def _end_iteration(self) -> None:
+        self.iterations += 1
+        interval = self.settings.algorithm.ref_update_interval
+        if self.reference is not None and interval and self.iterations % interval == 0:
+            self.reference.copy_actor()
+
     def canary(self, tokens: Sequence[int]) -> list[float]:
         """log p of tokens[1:] at temperature 1."""
-        return self.steps.sequence_log_probs(tokens)
+        return self.policy.sequence_log_probs(tokens)
 
     def export_hf(self, directory: str, version: str) -> dict[str, Any]:
         """See export.export_hf."""
@@ -130,13 +195,37 @@ class PolicyTrainer:
 
     def save(self, directory: str, extra: dict[str, Any]) -> dict[str, Any]:
         """Writes a checkpoint and describes its files (rank 0 reads them back)."""
-        save_checkpoint(self.state, directory, extra)
-        own = directory_digest(directory) if self.settings.rank == 0 else None
-        return parallel.from_first_rank(own)
+        parts: dict[str, Callable[[Path], None]] = {}
+        if self._reference_moves:
+            assert self.reference is not None
+            parts[REFERENCE] = self.reference.save
+        if self.critic is not None:
+            parts[CRITIC] = partial(write_state, self.critic.passes.state)
+        own = {**extra, "iterations": self.iterations}
+        save_checkpoint(self.state, directory, own, parts)
+        digest = directory_digest(directory) if self.settings.rank == 0 else None
+        return parallel.from_first_rank(digest)
 
     def load(self, directory: str) -> dict[str, Any]:
-        """Restores a checkpoint; returns the extra values saved with it."""
-        return load_checkpoint(self.state, directory)
+        """Restores a checkpoint; returns the extra values saved with it.
+
+        Raises:
+            TrainerError: it lacks a role that the settings ask for, or is none.
+        """
+        folder = Path(directory)
+        extra = load_checkpoint(self.state, folder)
+        if self._reference_moves:
+            assert self.reference is not None
+            self.reference.load(folder / REFERENCE)
+        if self.critic is not None:
+            load_checkpoint(self.critic.passes.state, folder / CRITIC)
+        self.iterations = extra["iterations"]
+        return extra
+
+    @property
+    def _reference_moves(self) -> bool:
+        """Otherwise every start reads the same reference again."""
+        return self.reference is not None and bool(self.settings.algorithm.ref_update_interval)
 
     def close(self) -> None:
         """Leaves the process groups."""

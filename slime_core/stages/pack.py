@@ -55,7 +55,8 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
     raw = np.concatenate([raw_rewards(ctx, batch) for batch in chosen])
     sizes = [len(batch) for batch in chosen]
     rollouts = rollout_ids(chosen, selection.chosen)
-    groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts)
+    trained = mask_sums(chosen)
+    groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts, trained)
     return BatchContent(
         iteration=k,
         groups=tuple(
@@ -66,7 +67,7 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
         rewards=normalised(ctx, groups).tolist(),
         raw_rewards=raw.tolist(),
         rollout_ids=rollouts.tolist(),
-        denominators=rollout_denominators(mask_sums(chosen), rollouts).tolist(),
+        denominators=rollout_denominators(trained, rollouts).tolist(),
         steps=optimizer_steps(rollouts, len(set(rollouts)) // config.num_steps, config.num_steps),
         unused=tuple(
             (g, finished[g].entry.attempt, k, reason) for g, reason in selection.unused.items()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.types import TrainBatch
 
 BASE: dict[str, Any] = {
@@ -59,8 +60,9 @@ def test_one_step_equals_plain_torch(
     settings = BASE | {
         "hf_checkpoint": model,
         "rollout_temperature": temperature,
-        "calculate_per_token_loss": per_token,
-        "entropy_coef": entropy_coef,
+        "algorithm": AlgorithmSettings(
+            calculate_per_token_loss=per_token, entropy_coef=entropy_coef
+        ),
         "clip_grad": clip_grad,
     }
     out = in_trainer(jobs.train, settings, [batch], None, None, str(tmp_path / "after"))
@@ -106,7 +108,7 @@ def test_recomputed_old_log_probs_are_on_policy_in_other_micro_batches(
 ) -> None:
     settings = BASE | {
         "hf_checkpoint": shipped_model,
-        "old_log_probs": "recompute",
+        "algorithm": AlgorithmSettings(old_log_probs="recompute"),
         "max_tokens_per_gpu": 4096,
         "log_probs_max_tokens_per_gpu": 64,
     }

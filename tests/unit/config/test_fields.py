@@ -23,6 +23,11 @@ CHANGED = {  # another valid value for fields whose type does not give one by it
     "update_weight_transport": "tensor",
     "log_level": "DEBUG",
     "eval_config": {"datasets": []},
+    "advantage_estimator": "rloo",
+    "kl_loss_type": "k3",
+    "tis_level": "sequence",
+    "tis_mode": "mask",
+    "num_critic_only_steps": 1,
 }
 TOGETHER = {  # fields that only pass the rules with others
     "eval_interval": {"eval_prompt_data": ["a", "b"]},
@@ -30,12 +35,29 @@ TOGETHER = {  # fields that only pass the rules with others
     "eval_config": {"eval_interval": 1},
     "use_dynamic_batch_size": {"max_tokens_per_gpu": 64},
     "max_tokens_per_gpu": {"use_dynamic_batch_size": True},
+    "gamma": {"advantage_estimator": "ppo"},
+    "lambd": {"advantage_estimator": "ppo"},
+    "value_clip": {"advantage_estimator": "ppo"},
+    "critic_lr": {"advantage_estimator": "ppo"},
+    "num_critic_only_steps": {"advantage_estimator": "ppo"},
+    "sapo_tau_pos": {"advantage_estimator": "sapo"},
+    "sapo_tau_neg": {"advantage_estimator": "sapo"},
+    "kl_loss_coef": {"use_kl_loss": True},
+    "kl_loss_type": {"use_kl_loss": True},
+    "use_unbiased_kl": {"use_kl_loss": True},
+    "ref_update_interval": {"use_kl_loss": True},
+    "kl_coef": {"advantage_estimator": "ppo"},
+    "tis_clip": {"use_tis": True},
+    "tis_clip_low": {"use_tis": True},
+    "tis_level": {"use_tis": True},
+    "tis_mode": {"use_tis": True},
+    "use_opsm": {"use_rollout_logprobs": True},
+    "opsm_delta": {"use_rollout_logprobs": True, "use_opsm": True},
 }
 FIXED = {  # one value works so far
     "actor_num_nodes",
     "actor_num_gpus_per_node",
     "rollout_num_gpus_per_engine",
-    "advantage_estimator",
 }
 
 

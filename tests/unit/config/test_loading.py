@@ -111,7 +111,10 @@ def test_overrides_over_a_group_that_is_no_group_are_refused_not_crashed():
             {"rollout_batch_size": 2.5},
             "rollout.rollout_batch_size: Input should be a valid integer",
         ),
-        ({"advantage_estimator": "gae"}, "algorithm.advantage_estimator: Input should be 'grpo'"),
+        (
+            {"advantage_estimator": "gae"},
+            "algorithm.advantage_estimator: Input should be 'grpo', 'dr_grpo'",
+        ),
         ({"megatron": 3}, "megatron: Input should be a valid dictionary"),
         ({"eval_config": [1]}, "eval.eval_config: Input should be a valid dictionary, or: "),
         ({"rollout_stop": [1]}, "rollout.rollout_stop.0: Input should be a valid string"),

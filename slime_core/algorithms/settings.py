@@ -1,0 +1,98 @@
+"""What a trainer is told about the algorithm, under the names of the flags. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_core.algorithms.advantages.registry import Estimator, get_estimator
+from slime_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AlgorithmSettings:
+    """Names and defaults are those of the configuration's group `algorithm`, where each is
+    explained; what contradicts what is refused there.
+
+    Attributes:
+        max_response_len: tokens that reduction constant_length divides by (Dr.GRPO).
+
+    Raises:
+        ConfigError: a name that does not exist, or an estimator that lacks what it needs.
+    """
+
+    advantage_estimator: str = "grpo"
+    normalize_advantages: bool = False
+    gamma: float = 1.0
+    lambd: float = 1.0
+
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    eps_clip_c: float | None = None
+    sapo_tau_pos: float = 1.0
+    sapo_tau_neg: float = 1.05
+    entropy_coef: float = 0.0
+    calculate_per_token_loss: bool = False
+    old_log_probs: Literal["auto", "recompute"] = "auto"
+    max_response_len: int | None = None
+
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.0
+    kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl", "abs"] = "k1"
+    use_unbiased_kl: bool = False
+    kl_coef: float = 0.0
+    ref_load: str | None = None
+    ref_update_interval: int | None = None
+
+    use_rollout_logprobs: bool = False
+    use_tis: bool = False
+    tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
+    tis_level: Literal["token", "sequence", "geometric"] = "token"
+    tis_mode: Literal["clip", "truncate", "mask"] = "clip"
+    get_mismatch_metrics: bool = False
+    use_opsm: bool = False
+    opsm_delta: float = 1e-4
+
+    value_clip: float = 0.2
+    critic_lr: float | None = None
+    num_critic_only_steps: int = 0
+
+    def __post_init__(self) -> None:
+        estimator = self.estimator
+        if estimator.needs_whitening and not self.normalize_advantages:
+            raise ConfigError(f"{estimator.name} needs normalize_advantages")
+        if self.reduction == "constant_length" and not self.max_response_len:
+            raise ConfigError(f"{estimator.name} needs the longest response (max_response_len)")
+
+    @property
+    def estimator(self) -> Estimator:
+        """The entry of the registry."""
+        return get_estimator(self.advantage_estimator)
+
+    @property
+    def reduction(self) -> str:
+        """How the loss weighs tokens: the estimator's own way, or the configured one."""
+        configured = "token_mean" if self.calculate_per_token_loss else "sample_mean"
+        return self.estimator.reduction or configured
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.use_kl_loss or self.kl_coef > 0
+
+    @property
+    def uses_critic(self) -> bool:
+        return self.estimator.token_advantages == "gae"
+
+    def needs_old_log_probs(self, steps: int) -> bool:
+        """True if an iteration needs a forward pass for the policy's log-probs before its steps.
+
+        With one step the current log-probs are the old ones, and with `use_rollout_logprobs` the
+        engine's take their place; token rewards need them before any step.
+
+        Args:
+            steps: optimizer steps of the iteration.
+        """
+        if self.use_rollout_logprobs:
+            return self.get_mismatch_metrics and steps > 1
+        return self.old_log_probs == "recompute" or steps > 1 or self.kl_coef > 0

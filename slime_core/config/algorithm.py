@@ -1,0 +1,103 @@
+"""The group `algorithm` of the configuration. docs/algorithms.md has the formulas."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slime_core.config.base import Group, Identity, Numeric
+
+EstimatorName = Literal[
+    "grpo",
+    "dr_grpo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "gmpo",
+    "rloo",
+    "opo",
+    "gpg",
+    "remax",
+    "max_rl",
+    "pass_at_k",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "ppo",
+]
+
+
+class AlgorithmGroup(Group):
+    """Advantages and losses."""
+
+    advantage_estimator: Numeric[EstimatorName] = "grpo"
+    """How rewards become advantages, and which policy loss goes with them."""
+    disable_grpo_std_normalization: Numeric[bool] = False
+    """GRPO without division by the group's standard deviation (Dr. GRPO)."""
+    disable_rewards_normalization: Numeric[bool] = False
+    """Use rewards as they are, without the group's mean."""
+    normalize_advantages: Numeric[bool] = False
+    """Whiten advantages over all trained tokens of the iteration; REINFORCE++ needs it."""
+    gamma: Numeric[float] = Field(default=1.0, ge=0, le=1)
+    """Discount of token rewards (reinforce_plus_plus, ppo)."""
+    lambd: Numeric[float] = Field(default=1.0, ge=0, le=1)
+    """Lambda of generalised advantage estimation (ppo)."""
+
+    eps_clip: Numeric[float] = Field(default=0.2, gt=0)
+    """Lower clip range of the probability ratio."""
+    eps_clip_high: Numeric[float | None] = None
+    """Upper clip range; default eps_clip."""
+    eps_clip_c: Numeric[float | None] = Field(default=None, gt=1)
+    """Dual-clip bound for negative advantages (losses that clip as PPO does)."""
+    sapo_tau_pos: Numeric[float] = Field(default=1.0, gt=0)
+    """SAPO's temperature for positive advantages."""
+    sapo_tau_neg: Numeric[float] = Field(default=1.05, gt=0)
+    """SAPO's temperature for negative advantages."""
+    entropy_coef: Numeric[float] = 0.0
+    """Weight of the entropy bonus."""
+    calculate_per_token_loss: Numeric[bool] = False
+    """Average over all tokens of the batch instead of first over each sample."""
+    old_log_probs: Numeric[Literal["auto", "recompute"]] = "auto"
+    """auto skips the separate forward pass where the current log-probs are the old ones (one
+    optimizer step a rollout); recompute always runs it."""
+
+    use_kl_loss: Numeric[bool] = False
+    """Add the KL divergence from the reference to the loss, and report it."""
+    kl_loss_coef: Numeric[float] = Field(default=0.0, ge=0)
+    """Weight of the KL in the loss; 0 makes it a metric."""
+    kl_loss_type: Numeric[Literal["k1", "k2", "k3", "low_var_kl", "abs"]] = "k1"
+    """Estimator of the KL, in the loss and in rewards."""
+    use_unbiased_kl: Numeric[bool] = False
+    """Weigh the KL of the loss by the importance ratio, so that its gradient is right."""
+    kl_coef: Numeric[float] = Field(default=0.0, ge=0)
+    """Weight of the KL in token rewards (reinforce_plus_plus, its baseline variant, ppo)."""
+    ref_load: Identity[str | None] = None
+    """Folder of the reference (Hugging Face); default hf_checkpoint. Read only if a KL is used."""
+    ref_update_interval: Numeric[int | None] = Field(default=None, ge=1)
+    """Iterations after which the reference becomes a copy of the policy; never without it."""
+
+    use_rollout_logprobs: Numeric[bool] = False
+    """The ratio refers to the log-probs that the engine reported instead of recomputed ones."""
+    use_tis: Numeric[bool] = False
+    """Weigh token losses by the bounded ratio of trainer to engine probabilities."""
+    tis_clip: Numeric[float] = Field(default=2.0, gt=0)
+    """Upper bound of the weights of use_tis."""
+    tis_clip_low: Numeric[float] = Field(default=0.0, ge=0)
+    """Lower bound of the weights of use_tis."""
+    tis_level: Numeric[Literal["token", "sequence", "geometric"]] = "token"
+    """Ratio of each token, of the whole sequence (product) or its geometric mean."""
+    tis_mode: Numeric[Literal["clip", "truncate", "mask"]] = "clip"
+    """Outside the bounds: clip to both, truncate to the upper one, or mask (IcePop: weight 0)."""
+    get_mismatch_metrics: Numeric[bool] = False
+    """Report how far trainer and engine log-probs are apart (mis_*)."""
+    use_opsm: Numeric[bool] = False
+    """Leave out whole sequences of negative advantage that are far from the old policy."""
+    opsm_delta: Numeric[float] = Field(default=1e-4, ge=0)
+    """Mean log-ratio beyond which use_opsm leaves a sequence out."""
+
+    value_clip: Numeric[float] = Field(default=0.2, gt=0)
+    """Range around the old value within which the critic may move in one iteration (ppo)."""
+    critic_lr: Numeric[float | None] = Field(default=None, ge=0)
+    """Learning rate of the critic; default lr (ppo)."""
+    num_critic_only_steps: Numeric[int] = Field(default=0, ge=0)
+    """Iterations at the start in which only the critic is trained (ppo)."""

@@ -1,0 +1,162 @@
+"""Rules over the group `algorithm`: what needs what, and what would have no effect.
+
+An option that cannot change anything is refused: whoever set it expects that it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from slime_core.algorithms.advantages.registry import Estimator, get_estimator
+
+if TYPE_CHECKING:
+    from slime_core.config.algorithm import AlgorithmGroup
+    from slime_core.config.tree import RunConfig
+
+_STD_ESTIMATORS = ("grpo", "gspo", "cispo", "sapo", "gmpo", "pass_at_k")
+_SHAPED = ("discounted", "kl_shaped", "gae")
+
+
+def _uses_reference(a: AlgorithmGroup) -> bool:
+    return a.use_kl_loss or a.kl_coef > 0
+
+
+def _is(*names: str) -> Callable[[AlgorithmGroup], bool]:
+    return lambda a: a.advantage_estimator in names
+
+
+# Fields that change something only where the condition holds, and the condition in words.
+_NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("kl_loss_coef", "use_unbiased_kl"), lambda a: a.use_kl_loss, "with use_kl_loss"),
+    (
+        ("kl_loss_type", "ref_update_interval"),
+        _uses_reference,
+        "with use_kl_loss or kl_coef",
+    ),
+    (
+        ("tis_clip", "tis_clip_low", "tis_level", "tis_mode"),
+        lambda a: a.use_tis,
+        "with use_tis",
+    ),
+    (("opsm_delta",), lambda a: a.use_opsm, "with use_opsm"),
+    (
+        ("gamma",),
+        _is("reinforce_plus_plus", "ppo"),
+        "with advantage_estimator reinforce_plus_plus or ppo",
+    ),
+    (
+        ("lambd", "value_clip", "critic_lr", "num_critic_only_steps"),
+        _is("ppo"),
+        "with advantage_estimator ppo",
+    ),
+    (("sapo_tau_pos", "sapo_tau_neg"), _is("sapo"), "with advantage_estimator sapo"),
+    (
+        ("eps_clip_c",),
+        lambda a: get_estimator(a.advantage_estimator).loss in ("ppo", "gspo"),
+        "where the loss clips as PPO does, not with cispo, sapo, gmpo and gpg",
+    ),
+    (
+        ("disable_grpo_std_normalization",),
+        _is(*_STD_ESTIMATORS),
+        f"with an advantage_estimator that divides by the group's std: "
+        f"{', '.join(_STD_ESTIMATORS)}",
+    ),
+    (
+        ("disable_rewards_normalization",),
+        lambda a: a.advantage_estimator not in ("ppo", "reinforce_plus_plus"),
+        "where rewards are normalised in groups, which ppo and reinforce_plus_plus do not do",
+    ),
+)
+
+
+def validate(config: RunConfig) -> str | None:
+    """The first problem of the group, as a sentence with the fix."""
+    a = config.algorithm
+    estimator = get_estimator(a.advantage_estimator)
+    for rule in (_estimator, _clip, _kl, _engine_log_probs):
+        problem = rule(config, a, estimator)
+        if problem:
+            return problem
+    for names, condition, words in _NEEDS:
+        if condition(a):
+            continue
+        for name in names:
+            value = getattr(a, name)
+            if value != type(a).model_fields[name].default:
+                return f"{name} {value} has an effect only {words}: set both, or leave it out"
+    return None
+
+
+def _estimator(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
+    if estimator.name == "remax":
+        return (
+            "advantage_estimator remax compares with the greedy answer to each prompt, which the "
+            "rollout does not draw yet: use rloo, which needs no such answer"
+        )
+    if estimator.needs_whitening and not a.normalize_advantages:
+        return (
+            f"advantage_estimator {estimator.name} divides advantages by their spread over the "
+            "batch: set normalize_advantages"
+        )
+    if estimator.reduction is not None and a.calculate_per_token_loss:
+        return (
+            f"advantage_estimator {estimator.name} divides by a constant length, which "
+            "contradicts calculate_per_token_loss: leave that out, or use grpo"
+        )
+    if a.num_critic_only_steps > config.run.num_rollout > 0:
+        return (
+            f"num_critic_only_steps {a.num_critic_only_steps} leaves the policy untrained in all "
+            f"{config.run.num_rollout} iterations (num_rollout): choose fewer"
+        )
+    return None
+
+
+def _clip(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
+    del config
+    unbounded = estimator.loss == "cispo" and a.eps_clip == 1  # the paper has no lower bound
+    if a.eps_clip >= 1 and not unbounded:
+        return f"eps_clip {a.eps_clip} would allow negative ratios: choose a value below 1"
+    if a.eps_clip_high is not None and a.eps_clip_high <= 0:
+        return f"eps_clip_high {a.eps_clip_high} must be above 0"
+    if a.tis_clip_low > a.tis_clip:
+        return f"tis_clip_low {a.tis_clip_low} is above tis_clip {a.tis_clip}: swap them"
+    if a.tis_mode == "truncate" and a.tis_clip_low > 0:
+        return "tis_mode truncate has no lower bound: use clip, or leave tis_clip_low out"
+    return None
+
+
+def _kl(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
+    del config
+    if a.kl_coef and a.kl_loss_coef:
+        return (
+            f"kl_coef {a.kl_coef} puts the KL into rewards and kl_loss_coef {a.kl_loss_coef} into "
+            "the loss, where it would count twice: choose one"
+        )
+    if a.kl_coef and estimator.token_advantages not in _SHAPED:
+        return (
+            f"kl_coef {a.kl_coef} shapes token rewards, which {estimator.name} does not have: "
+            "use use_kl_loss with kl_loss_coef"
+        )
+    return None
+
+
+def _engine_log_probs(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
+    del estimator
+    if a.use_rollout_logprobs and a.use_tis:
+        return (
+            "use_rollout_logprobs and use_tis both correct for the engine, and together twice: "
+            "choose one"
+        )
+    if a.use_rollout_logprobs and a.old_log_probs == "recompute":
+        return (
+            "use_rollout_logprobs takes the engine's log-probs as the old ones, so old_log_probs "
+            "recompute would change nothing: choose one"
+        )
+    if a.use_opsm and config.num_steps == 1 and not a.use_rollout_logprobs:
+        return (
+            "use_opsm compares the policy with the one before the iteration's first step, and "
+            "with one optimizer step an iteration they are the same: set num_steps_per_rollout "
+            "above 1 or use_rollout_logprobs"
+        )
+    return None

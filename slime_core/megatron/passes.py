@@ -1,0 +1,206 @@
+"""Packs of rows through one model by Megatron's schedule, and what comes out at trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from slime_core.batching.pack import PackedMicroBatch, pack
+from slime_core.batching.schedule import SchedulePolicy, SequenceCost, schedule_step
+from slime_core.batching.types import TrainBatch
+from slime_core.megatron import parallel
+from slime_core.megatron.attention import Pack
+from slime_core.megatron.optimizer import TrainState
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.tables import ModelShape
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A pack on the device. P read positions of k rows.
+
+    Attributes:
+        tokens, positions: int64 [1, S].
+        params: the sequences of the pack.
+        index, targets, rows: int64 [P], see PackedMicroBatch.
+        row_ids: rows of the batch.
+        denominators: float64 [k]; empty in a pass that only reads.
+        columns: what the loss needs at each position, [P] each; empty in a pass that only reads.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    params: Pack
+    index: torch.Tensor
+    targets: torch.Tensor
+    rows: torch.Tensor
+    row_ids: tuple[int, ...]
+    denominators: torch.Tensor
+    columns: dict[str, torch.Tensor]
+
+
+Read = Callable[[MicroBatch, torch.Tensor], torch.Tensor]
+Report = dict[str, torch.Tensor]
+Loss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
+
+
+class Passes:
+    """Runs one model. Holds no state of its own."""
+
+    def __init__(self, settings: TrainerSettings, shape: ModelShape, state: TrainState) -> None:
+        self.settings = settings
+        self.shape = shape
+        self.state = state
+        self.device = parallel.device_of(settings)
+        self.pad_to = settings.tensor_model_parallel_size if settings.sequence_parallel else 1
+        self._schedule = get_forward_backward_func()
+
+    def train(
+        self,
+        batch: TrainBatch,
+        rows: Sequence[int],
+        columns: Mapping[str, torch.Tensor],
+        loss: Loss,
+    ) -> tuple[list[tuple[MicroBatch, Report]], int]:
+        """Forward and backward over this rank's micro-batches of one optimizer step. A collective.
+
+        Args:
+            batch: the whole batch of the iteration.
+            rows: rows of this step, all ranks together.
+            columns: flat columns over the batch's response tokens, [sum R] each.
+            loss: micro-batch and hidden states of its positions -> its part of the step's loss,
+                and its part of every metric.
+
+        Returns:
+            Each micro-batch with its report (nothing but on the last pipeline stage), and the
+            number of micro-batches.
+        """
+        packs = self._packs(batch, rows, self.settings.max_tokens_per_gpu)
+        micro_batches = [self._to_device(packed, batch, columns) for packed in packs]
+
+        def finish(micro: MicroBatch, hidden: torch.Tensor) -> Any:
+            value, report = loss(micro, hidden)
+            count = torch.zeros((), dtype=torch.int32, device=self.device)  # Megatron's, not used
+            return value, count, (micro, report)
+
+        outputs = self._run(micro_batches, finish, forward_only=False)
+        return outputs, len(micro_batches)
+
+    @torch.no_grad()
+    def read(self, batch: TrainBatch, rows: Sequence[int], read: Read) -> torch.Tensor:
+        """Values at all trained response tokens of some rows, with the present weights.
+
+        Runs in micro-batches of its own (log_probs_max_tokens_per_gpu). A collective.
+
+        Args:
+            read: micro-batch and hidden states of its P positions -> float32 [P].
+
+        Returns:
+            float32 [sum R] over the batch's response tokens, 0 where nothing was read. Valid on
+            the last pipeline stage, which alone needs it.
+        """
+        cap = self.settings.log_probs_max_tokens_per_gpu or self.settings.max_tokens_per_gpu
+        packs = self._packs(batch, rows, cap)
+        outputs = self._run([self._to_device(packed) for packed in packs], read, forward_only=True)
+        flat = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.device)
+        for packed, values in zip(packs, outputs, strict=False):
+            flat[torch.from_numpy(packed.response_index).to(self.device)] = values
+        return parallel.sum_over_data_parallel(flat)
+
+    @torch.no_grad()
+    def read_sequence(self, tokens: Sequence[int], read: Read) -> torch.Tensor:
+        """What predicts tokens[1:], on every rank. float32 [len(tokens) - 1]. A collective."""
+        n = len(tokens)
+        padding = -n % self.pad_to
+        ids = np.zeros(n + padding, dtype=np.int64)
+        ids[:n] = tokens
+        packed = PackedMicroBatch(
+            tokens=ids,
+            position_ids=np.concatenate([np.arange(n), np.arange(padding)]),
+            cu_seqlens=np.array([0, n, n + padding][: 3 if padding else 2], dtype=np.int32),
+            max_seqlen=max(n, padding),
+            row_ids=(0,),
+            logit_index=np.arange(n - 1),
+            targets=ids[1:n],
+            rows=np.zeros(n - 1, dtype=np.int64),
+            response_index=np.arange(n - 1),
+        )
+        outputs = self._run([self._to_device(packed)], read, forward_only=True)
+        values = torch.zeros(n - 1, dtype=torch.float32, device=self.device)
+        if outputs:
+            values = outputs[0].contiguous()
+        return parallel.from_last_stage(values)
+
+    def _policy(self, max_tokens: int | None) -> SchedulePolicy:
+        settings = self.settings
+        cost = None
+        if settings.data_parallel_size > 1:
+            width = self.shape.num_heads * self.shape.head_dim
+            size = sum(p.numel() for p in self.state.model.parameters())
+            cost = SequenceCost.of_transformer(size, self.shape.num_layers, width)
+        return SchedulePolicy(
+            micro_batch_size=settings.micro_batch_size,
+            max_tokens=max_tokens if settings.use_dynamic_batch_size else None,
+            cost=cost,
+        )
+
+    def _packs(
+        self, batch: TrainBatch, rows: Sequence[int], max_tokens: int | None
+    ) -> list[PackedMicroBatch]:
+        policy = self._policy(max_tokens)
+        plan = schedule_step(batch.lengths.tolist(), rows, self.settings.data_parallel_size, policy)
+        mine = plan.ranks[parallel_state.get_data_parallel_rank()]
+        return [pack(batch, ids, pad_to=self.pad_to) for ids in mine]
+
+    def _to_device(
+        self,
+        packed: PackedMicroBatch,
+        batch: TrainBatch | None = None,
+        columns: Mapping[str, torch.Tensor] | None = None,
+    ) -> MicroBatch:
+        def move(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        positions = move(packed.position_ids)
+        place = move(packed.response_index)
+        row_ids = np.asarray(packed.row_ids, dtype=np.int64)
+        return MicroBatch(
+            tokens=move(packed.tokens)[None],
+            positions=positions[None],
+            params=self.state.model.pack(move(packed.cu_seqlens), positions, packed.max_seqlen),
+            index=move(packed.logit_index),
+            targets=move(packed.targets),
+            rows=move(packed.rows),
+            row_ids=packed.row_ids,
+            denominators=move(np.zeros(0) if batch is None else batch.denominators[row_ids]),
+            columns={name: column[place] for name, column in (columns or {}).items()},
+        )
+
+    def _run(self, micro_batches: list[MicroBatch], finish: Any, forward_only: bool) -> list[Any]:
+        """Megatron's schedule over this rank's micro-batches; outputs on the last stage."""
+
+        def forward(data: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
+            micro = next(data)
+            hidden = model(micro.tokens, micro.positions, None, packed_seq_params=micro.params)
+            return hidden, partial(at_positions, micro)
+
+        def at_positions(micro: MicroBatch, hidden: torch.Tensor, **_: bool) -> Any:
+            return finish(micro, self.state.model.hidden_rows(hidden, micro.index))
+
+        return self._schedule(
+            forward_step_func=forward,
+            data_iterator=iter(micro_batches),
+            model=list[torch.nn.Module](self.state.chunks),
+            num_microbatches=len(micro_batches),
+            seq_length=max(micro.tokens.size(1) for micro in micro_batches),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )

@@ -1,0 +1,68 @@
+"""What an iteration computes before its first optimizer step: log-probs, values, advantages."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from slime_core.algorithms.advantages.assemble import AdvantageInputs, token_advantages
+from slime_core.algorithms.settings import AlgorithmSettings
+from slime_core.batching.types import TrainBatch
+from slime_core.megatron.critic import CriticSteps
+from slime_core.megatron.roles import HeldWeights
+from slime_core.megatron.step import PolicySteps
+
+Columns = dict[str, torch.Tensor]
+
+
+def response_columns(
+    algorithm: AlgorithmSettings,
+    batch: TrainBatch,
+    policy: PolicySteps,
+    reference: HeldWeights | None = None,
+    critic: CriticSteps | None = None,
+) -> Columns:
+    """Flat columns over the batch's response tokens, [sum R] each, the same on every rank.
+
+    Always computed from the present weights, also in a replay. A collective. Each rank holds the
+    whole batch and the log-probs of all ranks, so whitening needs no further communication.
+
+    Returns:
+        `advantages` and `rollout`; where they are needed `old`, `train` and `ref` (see
+        PolicySteps.gradients), `values` and `returns` (see CriticSteps.gradients).
+    """
+    device = policy.passes.device
+    rows = [row for step in batch.steps for row in step]
+    columns = {"rollout": torch.from_numpy(batch.rollout_log_probs).to(device)}
+    if reference is not None:
+        with reference.in_use():
+            columns["ref"] = policy.log_probs(batch, rows)
+    if algorithm.use_rollout_logprobs:
+        columns["old"] = columns["rollout"]
+    if algorithm.needs_old_log_probs(len(batch.steps)):
+        name = "train" if algorithm.use_rollout_logprobs else "old"
+        columns[name] = policy.log_probs(batch, rows)
+    if critic is not None:
+        columns["values"] = critic.values(batch, rows)
+    made = token_advantages(
+        algorithm,
+        AdvantageInputs(
+            rewards=torch.from_numpy(batch.rewards).to(device),
+            lengths=torch.from_numpy(batch.response_lengths).to(device),
+            mask=torch.from_numpy(_trained(batch, rows)).to(device),
+            log_probs=columns.get("old"),
+            ref_log_probs=columns.get("ref"),
+            values=columns.get("values"),
+        ),
+    )
+    columns["advantages"] = made.advantages
+    if made.returns is not None:
+        columns["returns"] = made.returns
+    return columns
+
+
+def _trained(batch: TrainBatch, rows: list[int]) -> np.ndarray:
+    """bool [sum R]: trained tokens of the rows that some step trains."""
+    chosen = np.zeros(batch.num_rows, dtype=bool)
+    chosen[rows] = True
+    return (batch.loss_mask == 1) & chosen[batch.response_rows]
