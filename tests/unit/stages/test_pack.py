@@ -1,0 +1,197 @@
+"""Reward and pack: what an iteration trains follows from the rows of its segment alone."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_core.errors import DataError, RewardError, StoreError
+from slime_core.refs import Ref
+from slime_core.run.context import RunContext
+from slime_core.sample import Sample, Status
+from slime_core.stages.pack import pack
+from slime_core.stages.reward import reward
+from slime_core.store.batch import BatchContent, read_batch
+from slime_core.store.load import load_train_batch
+from slime_core.store.parts import GroupRows
+from slime_core.store.seal import read_seal
+from tests.unit.stages.standins import Lab
+from tests.unit.store.builders import finished_sample, group_rows, seal_segment, write_groups
+
+
+def packed(ctx: RunContext, *parts: list[GroupRows], epoch: int = 0) -> BatchContent:
+    """Stores the parts, seals the segment, and runs both stages."""
+    for seq, part in enumerate(parts):
+        write_groups(ctx.backend, 0, part, epoch, seq)
+    seal = seal_segment(ctx.backend, 0).ref()
+
+    async def body() -> Ref:
+        scored = await reward(ctx, seal)
+        assert (scored.kind, scored.digest) == ("scores", seal.digest)
+        return await pack(ctx, scored)
+
+    ref = asyncio.run(body())
+    batch = read_batch(ctx.backend, 0)
+    assert batch is not None and ref.digest == batch.digest and not ref.from_store
+    return batch.content
+
+
+def lab(tmp_path: Path, name: str = "a", **overrides: Any) -> RunContext:
+    return Lab(tmp_path / name, **overrides).start()
+
+
+def rows(group: int, *rewards: float, **changes: Any) -> GroupRows:
+    samples = [finished_sample(group, i) for i in range(len(rewards))]
+    for sample, value in zip(samples, rewards, strict=True):
+        sample.reward = value
+    return replace(group_rows(group), samples=samples, **changes)
+
+
+def test_the_batch_names_every_kept_group_in_the_order_of_its_draw(tmp_path):
+    ctx = lab(tmp_path)
+    content = packed(ctx, [group_rows(1)], [group_rows(0)])
+    seal = read_seal(ctx.backend, 0)
+    assert seal is not None and content.seals == {0: seal.digest}
+    assert [(g.group_id, g.attempt, g.segment, g.rows) for g in content.groups] == [
+        (0, 0, 0, 4),
+        (1, 0, 0, 4),
+    ]
+    assert content.steps == (tuple(range(8)),) and content.unused == ()
+    assert content.rewards == pytest.approx([-0.8660, 0.8660] * 4, abs=1e-4), "(r - 1/2) / 0.5774"
+    assert content.raw_rewards == [0.0, 1.0] * 4
+    assert content.tokens == sum(s.response_length for g in (0, 1) for s in group_rows(g).samples)
+
+
+def test_neither_parts_nor_their_order_nor_the_owner_change_the_batch(tmp_path):
+    first = packed(lab(tmp_path, "a"), [group_rows(0)], [group_rows(1)])
+    second = packed(lab(tmp_path, "b"), [group_rows(1), group_rows(0)], epoch=3)
+    assert first == second
+
+
+def test_a_batch_that_is_packed_already_is_returned_as_it_is(tmp_path):
+    ctx = lab(tmp_path)
+    packed(ctx, [group_rows(0), group_rows(1)])
+    again = asyncio.run(pack(ctx, Ref("", "scores", 0)))
+    assert again.from_store
+
+
+def test_dropped_and_surplus_groups_are_unused_with_their_reason(tmp_path):
+    dropped = rows(1, 1.0, 1.0, verdict="dropped", reason="zero_std_1.0")
+    failed = rows(0, 0.0, 0.0, verdict="failed", reason="RewardError")
+    later = [replace(group_rows(0), attempt=1), group_rows(2), group_rows(3)]
+    content = packed(lab(tmp_path), [failed, dropped], later)
+    assert [(g.group_id, g.attempt) for g in content.groups] == [(0, 1), (2, 0)]
+    assert content.unused == ((1, 0, 0, "zero_std_1.0"), (3, 0, 0, "surplus"))
+    assert content.metrics["rollout/groups/dropped_zero_std_1.0"] == 1.0
+    assert content.metrics["rollout/groups/failed_RewardError"] == 1.0
+
+
+def test_denominators_count_trained_tokens_of_the_whole_rollout(tmp_path):
+    group = rows(0, 0.0, 1.0, 2.0, 2.0)
+    masked, removed, one, other = group.samples
+    masked.loss_mask = [0] * masked.response_length
+    removed.remove_sample = True
+    for sibling in (one, other):
+        sibling.rollout_id = 7  # two rows of one rollout
+    content = packed(lab(tmp_path, num_steps_per_rollout=1), [group, group_rows(1)])
+    both = float(one.response_length + other.response_length)
+    assert content.denominators[:4] == [0.0, 0.0, both, both]
+    ids = content.rollout_ids
+    assert ids[2] == ids[3] and len(set(ids)) == 7
+    expected = [-1.0, 0.0, 1.0, 1.0]  # of 0, 1, 2: siblings count once in mean and deviation
+    assert content.rewards[:4] == pytest.approx(expected, abs=1e-5)
+
+
+def test_siblings_stay_in_one_optimizer_step(tmp_path):
+    group = rows(0, *[1.0, 2.0, 3.0, 4.0, 5.0])
+    group.samples[2].rollout_id = group.samples[3].rollout_id = 9
+    content = packed(lab(tmp_path, num_steps_per_rollout=2), [group, rows(1, 0.0, 1.0, 2.0, 3.0)])
+    assert content.steps == ((0, 1, 2, 3, 4), (5, 6, 7, 8))
+
+
+def test_rollouts_that_do_not_divide_into_steps_are_refused(tmp_path):
+    ctx = lab(tmp_path, num_steps_per_rollout=2)
+    with pytest.raises(DataError, match="the batch has 7 rollouts"):
+        packed(ctx, [rows(0, 1.0, 2.0, 3.0), group_rows(1)])
+    assert read_batch(ctx.backend, 0) is None
+
+
+def test_too_few_kept_groups_are_refused_with_their_numbers(tmp_path):
+    with pytest.raises(DataError, match="rollout_batch_size = 2 groups, only 1 of 2"):
+        packed(lab(tmp_path), [group_rows(0), rows(1, 1.0, verdict="dropped", reason="x")])
+
+
+def test_an_open_segment_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="segment 0 is not sealed yet; generate it first"):
+        asyncio.run(pack(lab(tmp_path), Ref("", "scores", 0)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_stops_the_iteration(tmp_path, value):
+    with pytest.raises(RewardError, match="group 1 of segment 0 has a reward that is no number"):
+        packed(lab(tmp_path), [group_rows(0), rows(1, 0.0, value)])
+
+
+def test_a_row_without_a_reward_stops_the_iteration(tmp_path):
+    group = group_rows(1)
+    group.samples[2].reward = None
+    with pytest.raises(RewardError, match="has no reward; set reward_key"):
+        packed(lab(tmp_path), [group_rows(0), group])
+
+
+def test_a_row_without_its_grader_stops_the_iteration(tmp_path):
+    with pytest.raises(RewardError, match="group 0 of segment 0 has no grader digest"):
+        packed(lab(tmp_path), [replace(group_rows(0), grader_digest=None), group_rows(1)])
+
+
+def test_one_entry_of_many_rewards_is_trained(tmp_path):
+    groups = [rows(group, 0.0, 0.0) for group in (0, 1)]
+    for group in groups:
+        for i, sample in enumerate(group.samples):
+            sample.reward = {"score": float(i), "length": 9.0}
+    content = packed(lab(tmp_path, reward_key="score"), groups)
+    assert content.raw_rewards == [0.0, 1.0, 0.0, 1.0]
+    with pytest.raises(RewardError, match="no reward 'other'"):
+        packed(lab(tmp_path, "b", reward_key="other"), groups)
+
+
+def test_metrics_describe_the_rows_that_are_trained(tmp_path):
+    lengths = {0: [1, 2], 1: [3, 10]}
+    groups = []
+    for group, counts in lengths.items():
+        samples: list[Sample] = []
+        for i, count in enumerate(counts):
+            sample = finished_sample(group, i, length=count)
+            sample.reward = float(group)
+            samples.append(sample)
+        groups.append(replace(group_rows(group), samples=samples))
+    groups[1].samples[1].status = Status.TRUNCATED
+    metrics = packed(lab(tmp_path), groups).metrics
+    assert metrics == {
+        "rollout/raw_reward": 0.5,
+        "rollout/response_len/mean": 4.0,
+        "rollout/response_len/max": 10.0,
+        "rollout/response_len/min": 1.0,
+        "rollout/response_len/median": 2.5,
+        "rollout/response_tokens": 16.0,
+        "rollout/truncated_ratio": 0.25,
+        "rollout/zero_std_groups": 2.0,
+    }
+
+
+def test_what_is_packed_is_what_the_trainer_loads(tmp_path):
+    ctx = lab(tmp_path)
+    group = group_rows(1)
+    content = packed(ctx, [group], [group_rows(0)])
+    batch = read_batch(ctx.backend, 0)
+    assert batch is not None
+    loaded = load_train_batch(ctx.backend, batch)
+    assert loaded.group_ids.tolist() == [0] * 4 + [1] * 4
+    assert loaded.response_lengths.sum() == content.tokens
+    first = group.samples[0]
+    start, end = loaded.token_offsets[4], loaded.token_offsets[5]
+    assert loaded.tokens[start:end].tolist() == first.tokens
+    np.testing.assert_array_equal(loaded.denominators, content.denominators)
