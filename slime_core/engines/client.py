@@ -44,24 +44,33 @@ class EngineAnswerError(EngineError):
     """
 
     def __init__(self, url: str, status: int, message: str) -> None:
-        super().__init__(f"{url} answered {status}: {message}")
+        super().__init__(url, status, message)  # as they are, so that it can leave its process
         self.url, self.status, self.message = url, status, message
+
+    def __str__(self) -> str:
+        return f"{self.url} answered {self.status}: {self.message}"
 
 
 class EngineUnreachableError(EngineError):
     """No connection, or it broke before the answer: the engine may have ended."""
 
     def __init__(self, url: str, reason: str) -> None:
-        super().__init__(f"{url} cannot be reached: {reason}")
-        self.url = url
+        super().__init__(url, reason)
+        self.url, self.reason = url, reason
+
+    def __str__(self) -> str:
+        return f"{self.url} cannot be reached: {self.reason}"
 
 
 class EngineDeadlineError(EngineError, DeadlineError):
     """An engine did not answer in time; the request may still run there."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        super().__init__(f"waited {seconds:.0f} s for the answer of {url}")
-        self.url = url
+        super().__init__(url, seconds)
+        self.url, self.seconds = url, seconds
+
+    def __str__(self) -> str:
+        return f"waited {self.seconds:.0f} s for the answer of {self.url}"
 
 
 class EngineClient:
