@@ -27,6 +27,14 @@ class MissingError(StoreError):
     """No object stands under a key."""
 
 
+class UnavailableError(StoreError):
+    """The object store did not answer, or asked to come later, until the deadline."""
+
+
+class AccessError(StoreError):
+    """The object store refused the credentials, or there are none."""
+
+
 class StaleOwnerError(StoreError):
     """A newer epoch owns the run; this process must stop."""
 

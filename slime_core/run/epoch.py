@@ -20,6 +20,7 @@ from slime_core.run.process import ProcessIdentity, own_identity
 from slime_core.store import layout
 from slime_core.store.backend import Backend, Entry
 from slime_core.store.documents import put_document, read_document
+from slime_core.store.probe import check_create_only
 from slime_core.waits import Deadline
 
 log = logging.getLogger(__name__)
@@ -107,8 +108,10 @@ class Lease:
             take_over: do not ask whether the present owner is alive. It stops at its next decision.
 
         Raises:
-            StoreError: the run has an owner that is alive; names its host, pid and age.
+            StoreError: the run has an owner that is alive (names its host, pid and age), or the
+                store lets two writers create one object.
         """
+        check_create_only(backend)
         newest = newest_epoch(backend)
         if newest is not None and not newest.ended:
             _wait_until_free(backend, newest, take_over)
@@ -190,6 +193,7 @@ def _wait_until_free(backend: Backend, held: EpochState, take_over: bool) -> Non
         log.warning("taking the run over from %s", owner.describe())
         return
     age_s = store_now_s(backend) - held.last_sign_s
+    ttl_s += backend.clock_resolution_s
     if age_s >= ttl_s:
         return
     if owner.is_gone() is False:

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from slime_core.errors import ConfigError, LostRaceError, MissingError, StoreError
 
 Data = bytes | bytearray | memoryview
-_NOT_YET = ("s3", "gs", "gcs", "az", "abfs", "abfss")
+_NOT_YET = ("gs", "gcs", "az", "abfs", "abfss")
 _TEMPORARY = ".tmp"
 _ABANDONED_S = 3600.0
 
@@ -40,6 +40,8 @@ class Backend(Protocol):
     """What the rest of the store needs from a place that holds objects."""
 
     url: str
+    clock_resolution_s: float
+    """How far `modified_s` may lie before the true time of writing."""
 
     def put_new(self, key: str, data: Data) -> None:
         """Creates an object. Raises LostRaceError if the key is taken, StoreError on trouble."""
@@ -70,7 +72,7 @@ def open_backend(url: str, *, fsync: bool = False) -> Backend:
     """Opens the store at a URL or a plain path.
 
     Args:
-        url: `file:///path`, a path, or `memory://` (a new, private one).
+        url: `file:///path`, a path, `s3://bucket/prefix`, or `memory://` (a new, private one).
         fsync: force files and directories to the disk before `put_new` returns, so that what was
             acknowledged also survives a power cut. A killed process loses nothing without it.
 
@@ -85,9 +87,17 @@ def open_backend(url: str, *, fsync: bool = False) -> Backend:
         return FileBackend(Path(unquote(parts.path)), fsync=fsync)
     if "://" not in url:
         return FileBackend(Path(url), fsync=fsync)
+    if parts.scheme == "s3":
+        try:
+            from slime_core.store.s3 import S3Backend
+        except ImportError as error:
+            raise ConfigError(
+                f"store {url}: s3:// needs the extra: pip install 'slime-flow[s3]'"
+            ) from error
+        return S3Backend(url)
     if parts.scheme in _NOT_YET:
-        raise ConfigError(f"store {url}: {parts.scheme}:// is not there yet; use a path or file://")
-    raise ConfigError(f"store {url}: unknown scheme {parts.scheme}://; use a path or file://")
+        raise ConfigError(f"store {url}: {parts.scheme}:// is not there yet; use s3:// or a path")
+    raise ConfigError(f"store {url}: unknown scheme {parts.scheme}://; use s3:// or a path")
 
 
 def join_url(url: str, *names: str) -> str:
@@ -98,13 +108,15 @@ def join_url(url: str, *names: str) -> str:
 class MemoryBackend:
     """Objects in this process, for tests."""
 
+    clock_resolution_s = 0.0
+
     def __init__(self) -> None:
         self.url = "memory://"
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
 
     def put_new(self, key: str, data: Data) -> None:
-        _check_key(key)
+        check_key(key)
         with self._lock:
             if key in self._objects:
                 raise LostRaceError(f"{self.url}{key} exists already")
@@ -142,6 +154,8 @@ class FileBackend:
     either creates the name with the whole content or fails, also between machines on NFS.
     """
 
+    clock_resolution_s = 0.0
+
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
         self.root = root.expanduser().absolute()
         self.url = self.root.as_uri()
@@ -159,7 +173,7 @@ class FileBackend:
             raise _trouble(PermissionError(errno.EACCES, "no write permission"), self.root)
 
     def put_new(self, key: str, data: Data) -> None:
-        target = self.root / _check_key(key)
+        target = self.root / check_key(key)
         temporary = self._temporary / f"{self._prefix}-{os.getpid()}-{next(self._serial)}"
         try:
             self._make_directory(target.parent)
@@ -178,7 +192,7 @@ class FileBackend:
             temporary.unlink()
 
     def get(self, key: str) -> bytes:
-        path = self.root / _check_key(key)
+        path = self.root / check_key(key)
         try:
             return path.read_bytes()
         except FileNotFoundError as error:
@@ -187,7 +201,7 @@ class FileBackend:
             raise _trouble(error, path) from error
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        path = self.root / _check_key(key)
+        path = self.root / check_key(key)
         try:
             with path.open("rb") as file:
                 file.seek(start)
@@ -208,14 +222,14 @@ class FileBackend:
         return sorted(found, key=lambda entry: entry.key)
 
     def delete(self, key: str) -> None:
-        path = self.root / _check_key(key)
+        path = self.root / check_key(key)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise _trouble(error, path) from error
 
     def local_path(self, key: str) -> Path | None:
-        return self.root / _check_key(key)
+        return self.root / check_key(key)
 
     def _walk(self, folder: Path) -> Iterator[Entry]:
         """Files below a folder; one that goes while we look is left out."""
@@ -278,7 +292,8 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _check_key(key: str) -> str:
+def check_key(key: str) -> str:
+    """Returns the key. Raises StoreError for one that could leave its store."""
     if not key or key.startswith("/") or any(p in ("", ".", "..") for p in key.split("/")):
         raise StoreError(f"{key!r} is not a key: use relative names joined by /")
     return key
