@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 
 from slime_core.config.fields import identity_digest, numeric_digest
 from slime_core.run.context import RunContext
-from slime_core.store import layout
-from slime_core.store.backend import Backend
-from slime_core.store.checkpoints import checkpoint_directory, list_checkpoints, put_manifest
+from slime_core.store.cache import NodeCache
+from slime_core.store.checkpoints import (
+    checkpoint_directory,
+    checkpoint_names,
+    list_checkpoints,
+    put_checkpoint,
+    remove_checkpoint,
+)
 
 log = logging.getLogger(__name__)
 KEPT_CHECKPOINTS = 2
@@ -32,12 +36,11 @@ async def save_if_due(ctx: RunContext, k: int) -> None:
     """Writes a checkpoint of the state after iteration k, then removes all but the newest two."""
     if not is_due(ctx, k) or await asyncio.to_thread(_exists, ctx, k):
         return
-    folder = await asyncio.to_thread(checkpoint_directory, ctx.backend, k, ctx.lease.epoch)
-    await asyncio.to_thread(shutil.rmtree, folder)  # an attempt of ours that was never finished
+    folder = await asyncio.to_thread(checkpoint_directory, ctx.cache, k, ctx.lease.epoch)
     await ctx.trainer.invoke("save", str(folder))
     await asyncio.to_thread(
-        put_manifest,
-        ctx.backend,
+        put_checkpoint,
+        ctx.cache,
         ctx.lease,
         iteration=k,
         state=ctx.state.digest,
@@ -50,26 +53,18 @@ async def save_if_due(ctx: RunContext, k: int) -> None:
         by={"run_id": ctx.run_id},
     )
     ctx.state.trained_s = 0.0
-    await asyncio.to_thread(remove_old, ctx.backend, KEPT_CHECKPOINTS)
+    await asyncio.to_thread(remove_old, ctx.cache, KEPT_CHECKPOINTS)
 
 
-def remove_old(backend: Backend, kept: int) -> None:
-    """Removes all final checkpoints but the newest `kept`, and folders that no manifest makes
-    final. A manifest goes first, so that half a folder never counts.
+def remove_old(cache: NodeCache, kept: int) -> None:
+    """Removes all final checkpoints but the newest `kept`, and files that no manifest makes final.
 
     Call it after a manifest was written: then no checkpoint is in the making.
     """
-    final = list_checkpoints(backend)
-    for checkpoint in final[kept:]:
-        backend.delete(f"{checkpoint.key}manifest.json")
-    parent = backend.local_path(layout.CHECKPOINTS.rstrip("/"))
-    if parent is None:
-        return
-    names = {checkpoint.key.rstrip("/").rpartition("/")[2] for checkpoint in final[:kept]}
-    for folder in sorted(parent.iterdir()):
-        if folder.name not in names:
-            shutil.rmtree(folder)
-            log.info("removed the old checkpoint %s", folder)
+    final = {c.key.split("/")[1] for c in list_checkpoints(cache.backend)[:kept]}
+    for name in sorted(checkpoint_names(cache) - final):
+        remove_checkpoint(cache, name)
+        log.info("removed the old checkpoint %s", name)
 
 
 def _exists(ctx: RunContext, k: int) -> bool:

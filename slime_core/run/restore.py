@@ -11,7 +11,7 @@ from slime_core.config.fields import numeric_digest
 from slime_core.errors import DigestError, TrainerError
 from slime_core.run.context import FIRST_LINEAGE, RunContext
 from slime_core.run.training import train_call
-from slime_core.store.checkpoints import Checkpoint, list_checkpoints, verify_checkpoint
+from slime_core.store.checkpoints import Checkpoint, fetch_checkpoint, list_checkpoints
 from slime_core.store.ledger import Ledger, unbroken_chain
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ async def _load(ctx: RunContext, states: list[str], last: int, found: Restored) 
 
 async def _try_load(ctx: RunContext, checkpoint: Checkpoint, found: Restored) -> bool:
     try:
-        folder = await asyncio.to_thread(verify_checkpoint, ctx.backend, checkpoint)
+        folder = await asyncio.to_thread(fetch_checkpoint, ctx.cache, checkpoint)
         loaded = await ctx.trainer.invoke("load", str(folder))
     except (DigestError, TrainerError) as error:
         log.warning("checkpoint %s is not used: %s", checkpoint.key, error)

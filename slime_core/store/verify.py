@@ -38,7 +38,7 @@ def verify_run(cache: NodeCache, start: str | None = None) -> list[str]:
     if start is not None:
         checks.append(lambda: unbroken_chain(cache.backend, start))
     checks += [
-        lambda checkpoint=checkpoint: verify_checkpoint(cache.backend, checkpoint)
+        lambda checkpoint=checkpoint: verify_checkpoint(cache, checkpoint)
         for checkpoint in list_checkpoints(cache.backend)
     ]
     for check in checks:

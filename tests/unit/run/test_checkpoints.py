@@ -9,7 +9,7 @@ from slime_core.errors import TrainerError
 from slime_core.run.checkpoints import is_due, remove_old, save_if_due
 from slime_core.run.context import RunContext
 from slime_core.stages.train import train
-from slime_core.store.checkpoints import list_checkpoints, verify_checkpoint
+from slime_core.store.checkpoints import fetch_checkpoint, list_checkpoints
 from tests.unit.stages.standins import Lab, packed
 
 
@@ -49,7 +49,7 @@ def test_the_newest_two_stay_and_each_can_be_loaded(tmp_path):
     assert folder is not None
     assert len(list(folder.iterdir())) == 2, "nothing is left of the removed ones"
     for checkpoint in list_checkpoints(ctx.backend):
-        assert (verify_checkpoint(ctx.backend, checkpoint) / "rank").is_file()
+        assert (fetch_checkpoint(ctx.cache, checkpoint) / "rank").is_file()
         assert checkpoint.weight_version == f"l0-{checkpoint.iteration + 1}"
         assert checkpoint.about.keys() >= {"numeric_digest", "identity_digest", "segment"}
     assert list_checkpoints(ctx.backend)[0].state == ctx.state.digest
@@ -101,10 +101,13 @@ def test_a_manifest_is_removed_before_its_files(tmp_path, monkeypatch):
     ctx = ready(tmp_path, save_interval=1)
     train_all(ctx, range(2))
 
-    def killed(*_: object) -> None:
+    plain = ctx.backend.delete
+
+    def killed(key: str) -> None:
+        plain(key)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shutil.rmtree", killed)
+    monkeypatch.setattr(ctx.backend, "delete", killed)
     with pytest.raises(KeyboardInterrupt):
-        remove_old(ctx.backend, 1)
+        remove_old(ctx.cache, 1)
     assert kept(ctx) == [1]
