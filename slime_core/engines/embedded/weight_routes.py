@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from slime_core.engines.embedded.frontend import Frontend, Update
 from slime_core.engines.embedded.server import json_response, read_json
 from slime_core.engines.tensor_wire import NamedTensors, WireError, parse_tensors
 
+log = logging.getLogger(__name__)
 NOT_HERE = (
     "the embedded engine does not take part in a broadcast group yet; use "
     "update_weights_from_disk or update_weights_from_tensor"
@@ -80,6 +82,7 @@ class WeightRoutes:
         message = f"Updated {count} tensors in {took_ms:.1f} ms."
         if version is not None:
             message += f" Weight version updated to {version}."
+        log.info("%s", message)
         return _outcome(True, message)
 
     async def version(self, http: HTTPRequest) -> Response:

@@ -40,6 +40,9 @@ class EngineWorker(threading.Thread):
         future: Future[T] = Future()
 
         def run() -> None:
+            # Nobody waits any more, for example a health check that ran into its deadline.
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(command(self._scheduler))
             except Exception as error:

@@ -183,3 +183,18 @@ def test_other_families_are_served_exactly(tmp_path, kind, new_scheduler, new_re
     picked = full[3:-1]
     assert request.output == picked.argmax(-1).tolist()
     assert torch.tensor(request.log_probs) == pytest.approx(picked.max(-1).values, abs=1e-5)
+
+
+def test_bfloat16_is_served_like_a_plain_forward(model_path, new_scheduler, new_request):
+    model = ServedModel(str(model_path), dtype="bfloat16")
+    assert model.dtype == torch.bfloat16
+    request = new_request([24, 21, 27, 20, 34], 30, ignore_eos=True)
+    scheduler = new_scheduler(model)
+    scheduler.submit([request])
+    while not scheduler.idle:
+        scheduler.step()
+    with torch.inference_mode():
+        logits = model.module(input_ids=torch.tensor([request.tokens])).logits[0].float()
+    tokens = torch.tensor(request.output)
+    expected = torch.log_softmax(logits, -1)[4:-1].gather(-1, tokens[:, None])[:, 0]
+    assert torch.tensor(request.log_probs) == pytest.approx(expected, abs=0.15)
