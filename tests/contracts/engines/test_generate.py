@@ -152,8 +152,18 @@ def test_several_samples_of_a_prompt(play):
         sampling = {"max_new_tokens": 12, "n": 6, "ignore_eos": True, "temperature": 1.5}
         bodies = await ask(http, input_ids=PROMPT, sampling_params=sampling)
         assert len(bodies) == 6
-        assert len({tuple(body["output_ids"]) for body in bodies}) > 1
         assert len({body["meta_info"]["id"] for body in bodies}) == 6
+
+    play(scenario)
+
+
+def test_several_samples_differ(play, embedded_only):
+    """SGLang's deterministic mode gives all of them one seed, so there they are equal."""
+
+    async def scenario(client, http):
+        sampling = {"max_new_tokens": 12, "n": 6, "ignore_eos": True, "temperature": 1.5}
+        bodies = await ask(http, input_ids=PROMPT, sampling_params=sampling)
+        assert len({tuple(body["output_ids"]) for body in bodies}) > 1
 
     play(scenario)
 
@@ -248,7 +258,6 @@ def test_a_batch_can_stream(play):
         {"input_ids": [1, 2], "sampling_params": {"top_p": 2}},
         {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": -5}},
         {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 10**9}},
-        {"input_ids": [10**6]},
         {},
     ],
 )
@@ -262,11 +271,12 @@ def test_requests_that_cannot_be_served_get_a_sentence(play, body):
     play(scenario)
 
 
-def test_an_empty_prompt_in_a_batch_is_refused(play, embedded_only):
-    """SGLang 0.5.17 on CUDA takes it, and its scheduler ends with an IndexError."""
+@pytest.mark.parametrize("input_ids", [[[]], [10**6]], ids=["empty", "unknown token"])
+def test_prompts_that_would_end_sglang_are_refused(play, embedded_only, input_ids):
+    """SGLang 0.5.17 on CUDA takes both, and its scheduler ends."""
 
     async def scenario(client, http):
-        answer = await http.post("/generate", json={"input_ids": [[]]})
+        answer = await http.post("/generate", json={"input_ids": input_ids})
         assert answer.status_code == 400 and answer.json()["error"]["message"]
 
     play(scenario)
@@ -337,7 +347,7 @@ def test_a_client_that_hangs_up_frees_its_place(play):
             whole.cancel()
             begun = time.monotonic()
             await until_idle(client, http)
-            assert time.monotonic() - begun < 3
+            assert time.monotonic() - begun < 6  # SGLang looks for lost clients every 4 s
         assert (await client.generate(GenerateRequest(PROMPT, GREEDY))).text == "1258"
 
     play(scenario)
