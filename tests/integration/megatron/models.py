@@ -142,3 +142,11 @@ def reference_step(
         grad_norm=norm.item(),
         weights={name: value.detach().float() for name, value in parameters.items()},
     )
+
+
+def token_log_probs(model: torch.nn.Module, batch: TrainBatch, row: int) -> torch.Tensor:
+    """Log-probs of one row's response tokens under a Hugging Face model, [R]."""
+    ids = torch.from_numpy(batch.row_tokens(row).astype(np.int64))
+    count = int(batch.response_lengths[row])
+    log_p = model(ids[None]).logits[0, -count - 1 : -1].log_softmax(-1)
+    return log_p.gather(1, ids[-count:, None])[:, 0]
