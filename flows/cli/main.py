@@ -10,6 +10,8 @@ from slime_core import __version__
 
 COMMANDS = {
     "train": "train a model, or take up an unfinished run",
+    "runs": "list the runs of a workspace or store",
+    "verify": "check everything a run stores against what was signed",
     "doctor": "look at this machine: versions, devices, folders, ports",
 }
 USAGE = "\n".join(

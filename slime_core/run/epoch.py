@@ -126,7 +126,7 @@ class Lease:
             put_document(backend, layout.epoch(epoch), body)
         except StaleOwnerError as error:
             raise StoreError(
-                f"{_owner(backend, epoch)[0].describe()} took the run {backend.url} at the same "
+                f"{owner_of(backend, epoch)[0].describe()} took the run {backend.url} at the same "
                 "moment; start again when it has ended"
             ) from error
         lease = cls(backend, epoch, ttl_s)
@@ -139,7 +139,7 @@ class Lease:
         if newest is None or newest.epoch < self.epoch:
             raise StoreError(f"{self._backend.url}/{layout.epoch(self.epoch)} has gone")
         if newest.epoch > self.epoch:
-            other = _owner(self._backend, newest.epoch)[0].describe()
+            other = owner_of(self._backend, newest.epoch)[0].describe()
             raise StaleOwnerError(
                 f"{other} took over this run (epoch {newest.epoch}, this process has "
                 f"{self.epoch}), so this process must stop"
@@ -175,7 +175,7 @@ class Lease:
                 log.warning("the alive mark of epoch %d was not refreshed: %s", self.epoch, error)
 
 
-def _owner(backend: Backend, epoch: int) -> tuple[ProcessIdentity, float]:
+def owner_of(backend: Backend, epoch: int) -> tuple[ProcessIdentity, float]:
     """Who an owner is, and its TTL in seconds."""
     body = read_document(backend, layout.epoch(epoch)).body
     identity = ProcessIdentity(
@@ -186,7 +186,7 @@ def _owner(backend: Backend, epoch: int) -> tuple[ProcessIdentity, float]:
 
 def _wait_until_free(backend: Backend, held: EpochState, take_over: bool) -> None:
     """Returns once the owner may be followed. Raises StoreError if it is alive."""
-    owner, ttl_s = _owner(backend, held.epoch)
+    owner, ttl_s = owner_of(backend, held.epoch)
     if owner.is_gone():
         return
     if take_over:

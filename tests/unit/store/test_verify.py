@@ -1,6 +1,6 @@
 import pytest
 
-from slime_core.store import layout
+from slime_core.store import layout, parts
 from slime_core.store.backend import open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.ledger import initial_state
@@ -29,6 +29,22 @@ def test_a_sound_run_has_no_problems(backend):
     assert verify_run(NodeCache(backend), START) == []
 
 
+def test_every_object_is_reported_once(backend):
+    seen = []
+    verify_run(NodeCache(backend), START, on_object=lambda entry: seen.append(entry.key))
+    assert seen == [entry.key for entry in backend.list()]
+
+
+def test_rows_that_are_not_what_was_signed_are_found(tmp_path, monkeypatch):
+    backend = open_backend(str(tmp_path / "other"))
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "group_digests", lambda rows, counts: ["0" * 64] * len(counts))
+        run_iteration(backend, 0, START, "")
+    assert verify_run(NodeCache(backend), START) == []
+    problems = verify_run(NodeCache(backend), START, rows=True)
+    assert any("does not hold the rows of group 0" in text for text in problems)
+
+
 def test_every_damaged_object_is_named(backend):
     for entry in backend.list():
         data = backend.get(entry.key)
@@ -43,6 +59,6 @@ def test_every_damaged_object_is_named(backend):
 def test_a_missing_part_and_another_start_are_named(backend):
     part = next(e.key for e in backend.list() if layout.parse_part(e.key))
     backend.delete(part)
-    assert any(f"{part} is gone" in text for text in verify_run(NodeCache(backend)))
+    assert any(f"{part} is gone or damaged" in text for text in verify_run(NodeCache(backend)))
     other = verify_run(NodeCache(backend), initial_state("other"))
     assert any("ledger.json does not follow" in text for text in other)

@@ -1,0 +1,38 @@
+"""`slime runs`: the runs of a workspace or store, a line each."""
+
+from __future__ import annotations
+
+from flows.cli.stored import open_root, parser, root_url, show
+from slime_core.config.flags import parse
+from slime_core.run.overview import RunOverview, overview
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the runs, the oldest first."""
+    options = parse(parser("runs", __doc__, run=False), arguments)
+    runs = overview(open_root(options), root_url(options))
+    if options.json:
+        show([run.to_dict() for run in runs], as_json=True)
+    elif not runs:
+        print(f"no runs in {root_url(options)}")
+    else:
+        show([_line(run) for run in runs], as_json=False)
+    return 0
+
+
+def _line(run: RunOverview) -> dict[str, object]:
+    return {
+        "run": run.run_id,
+        "state": run.state,
+        "iterations": run.iterations,
+        "reward": run.reward,
+        "age": _age(run.age_s),
+        "where": f"{run.where} ({run.note})" if run.note else run.where,
+    }
+
+
+def _age(seconds: float) -> str:
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

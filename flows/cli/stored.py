@@ -1,0 +1,74 @@
+"""What commands that read a store share: where it is, and which run is meant."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_core.config.flags import FlagParser
+from slime_core.run.overview import find_run
+from slime_core.run.paths import RunPaths, store_url
+from slime_core.store.backend import Backend, join_url, open_backend
+from slime_core.store.cache import NodeCache
+
+
+def parser(name: str, about: str | None, *, run: bool = True) -> FlagParser:
+    """A parser with the flags that all of these commands have."""
+    made = FlagParser(prog=f"slime {name}", description=about)
+    if run:
+        made.add_argument("run", metavar="RUN", help="id, its beginning, or `last`")
+    made.add_argument("--workspace", default="runs", help="folder that holds the runs")
+    made.add_argument("--store-url", help="URL of the store, where it is not in the workspace")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    made.add_argument("--debug", action="store_true", help="show tracebacks")
+    return made
+
+
+def root_url(options: argparse.Namespace) -> str:
+    """Where all runs are stored."""
+    return store_url(options.workspace, options.store_url)
+
+
+def open_root(options: argparse.Namespace) -> Backend:
+    """The store of all runs; a folder that is not there is not made."""
+    url = root_url(options)
+    if "://" not in url and not Path(url).is_dir():
+        from slime_core.errors import ConfigError
+
+        raise ConfigError(f"{url} is not there: give the --workspace or the --store-url of the run")
+    return open_backend(url)
+
+
+def open_run(options: argparse.Namespace) -> tuple[str, NodeCache]:
+    """The chosen run's id and its store, read through this node's cache."""
+    run_id = find_run(open_root(options), options.run)
+    backend = open_backend(join_url(root_url(options), run_id))
+    folder = RunPaths(Path(options.workspace).absolute(), run_id).cache
+    return run_id, NodeCache(backend, folder)
+
+
+def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    """Prints rows as a table, or as one JSON object a line."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(row, default=str))
+        return
+    if not rows:
+        return
+    names = list(rows[0])
+    cells = [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    for line in [names, *cells]:
+        print("  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

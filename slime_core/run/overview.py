@@ -1,0 +1,110 @@
+"""What a store holds, a line for each run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slime_core.config.fields import nearest
+from slime_core.errors import ConfigError, SlimeError
+from slime_core.run.epoch import newest_epoch, owner_of, store_now_s
+from slime_core.run.identity import iterations_done, list_runs
+from slime_core.store import layout
+from slime_core.store.backend import Backend, open_backend
+from slime_core.store.batch import read_batch
+
+
+@dataclass(frozen=True)
+class RunOverview:
+    """One run at a glance.
+
+    Attributes:
+        state: `running` (its owner shows that it is alive), `stopped` (its owner came to a clean
+            end), `killed` (its owner is silent), `new` (it never had one), `damaged`.
+        iterations: that are trained.
+        reward: mean raw reward of the newest batch, None before there is one.
+        age_s: since anything was last written, by the store's clock.
+        where: URL.
+        note: what is damaged, or where the run was forked from.
+    """
+
+    run_id: str
+    state: str
+    iterations: int
+    reward: float | None
+    age_s: float
+    where: str
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def overview(root: Backend, url: str) -> list[RunOverview]:
+    """All runs below a store's root, the oldest first. Nothing is changed.
+
+    Args:
+        url: of the root.
+    """
+    runs = list_runs(root)
+    now_s = store_now_s(root) if runs else 0.0
+    return [_look(root, url, run.body, now_s) for run in runs]
+
+
+def find_run(root: Backend, wanted: str) -> str:
+    """The id of a run from its id, a beginning that fits one run only, or `last`.
+
+    Raises:
+        ConfigError: none or several fit; names them.
+    """
+    ids = [str(run.body["run_id"]) for run in list_runs(root)]
+    if wanted in ids:
+        return wanted
+    if wanted == "last" and ids:
+        return ids[-1]
+    fitting = [run_id for run_id in ids if run_id.startswith(wanted)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ConfigError(f"run {wanted}: this may be {', '.join(fitting)}; type more of it")
+    close = nearest(wanted, ids)
+    hint = f"did you mean {close}?" if close else "see `slime runs`" if ids else "it has no runs"
+    raise ConfigError(f"run {wanted} is not in {root.url}: {hint}")
+
+
+def _look(root: Backend, url: str, body: dict[str, Any], now_s: float) -> RunOverview:
+    run_id = body["run_id"]
+    where = f"{url.rstrip('/')}/{run_id}"
+    run = open_backend(where)
+    entries = run.list(layout.ITERATIONS) + run.list(layout.EPOCHS) + run.list(layout.DRAWS)
+    age_s = max(0.0, now_s - max((entry.modified_s for entry in entries), default=now_s))
+    note = f"fork of {body['fork']['run_id']}@{body['fork']['at']}" if body.get("fork") else ""
+    try:
+        return RunOverview(
+            run_id, _state(run, now_s), iterations_done(root, run_id), _reward(run), age_s, where,
+            note,
+        )  # fmt: skip
+    except SlimeError as error:
+        return RunOverview(run_id, "damaged", 0, None, age_s, where, str(error))
+
+
+def _state(run: Backend, now_s: float) -> str:
+    newest = newest_epoch(run)
+    if newest is None:
+        return "new"
+    if newest.ended:
+        return "stopped"
+    owner, ttl_s = owner_of(run, newest.epoch)
+    if owner.is_gone():
+        return "killed"
+    silent_s = now_s - newest.last_sign_s
+    return "running" if silent_s < ttl_s + run.clock_resolution_s else "killed"
+
+
+def _reward(run: Backend) -> float | None:
+    found = (layout.parse_iteration(entry.key) for entry in run.list(layout.ITERATIONS))
+    batches = [item[0] for item in found if item is not None and item[1] == "batch"]
+    batch = read_batch(run, max(batches)) if batches else None
+    if batch is None or not batch.content.rows:
+        return None
+    return sum(batch.content.raw_rewards) / batch.content.rows
