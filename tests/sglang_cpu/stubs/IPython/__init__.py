@@ -1,0 +1,1 @@
+"""A stand-in: SGLang names IPython's display for notebooks."""
