@@ -147,7 +147,8 @@ def ran(
     def run(**algorithm: Any) -> dict[str, Any]:
         key = repr(sorted(algorithm.items()))
         if key not in found:
-            chosen = settings(model, ref_load=reference, **algorithm) | {"lr": 1e-2}
+            chosen = settings(model, ref_load=reference, **algorithm)
+            chosen |= {"lr": 1e-2, "max_tokens_per_gpu": 4096}
             found[key] = steps_of(in_trainer(jobs.train, chosen, [two_steps]))[1]
         return found[key]
 
