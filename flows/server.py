@@ -39,6 +39,11 @@ BATCHED_WRITERS = {
 QUIET = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "3", "PREFECT_API_REQUEST_TIMEOUT": "20"}
 """A run goes on without an API that is away, so its client gives up sooner than usual (14 s)."""
+LOGS = {
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "slime_core,flows,tasks",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+"""Our log lines stand in the run's log, too."""
 
 
 class ServerError(SlimeError):
@@ -140,12 +145,16 @@ class OwnServer:
                 start_new_session=True,
             )
         server = cls(home, port, process)
-        server._pid_path.write_text(json.dumps({"pid": process.pid, "port": port}))
+        server._pid_path.write_text(server._pid_text)
         return server
 
     @property
     def _pid_path(self) -> Path:
         return self.home / "server.pid"
+
+    @property
+    def _pid_text(self) -> str:
+        return json.dumps({"pid": self.process.pid, "port": self.port})
 
     @property
     def alive(self) -> bool:
@@ -195,7 +204,8 @@ class OwnServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(STOP_TIMEOUT_S)
-        self._pid_path.unlink(missing_ok=True)
+        if self._pid_path.is_file() and self._pid_path.read_text() == self._pid_text:
+            self._pid_path.unlink()
 
 
 def server_environment(home: Path) -> dict[str, str]:
@@ -219,8 +229,8 @@ def client_environment(api_url: str, home: Path | None) -> dict[str, str]:
         home: the own server's home; None keeps the user's.
     """
     own = {"PREFECT_HOME": str(home)} if home else {}
-    patience = {name: os.environ.get(name, value) for name, value in PATIENCE.items()}
-    return {**QUIET, **patience, **own, "PREFECT_API_URL": api_url}
+    chosen = {name: os.environ.get(name, value) for name, value in (PATIENCE | LOGS).items()}
+    return {**QUIET, **chosen, **own, "PREFECT_API_URL": api_url}
 
 
 def _listener(port: int, home: Path) -> socket.socket:

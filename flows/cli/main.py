@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a model, or take up an unfinished run",
     "runs": "list the runs of a workspace or store",
     "verify": "check everything a run stores against what was signed",
+    "query": "ask SQL about iterations, groups, samples and tokens; export rows",
     "doctor": "look at this machine: versions, devices, folders, ports",
 }
 USAGE = "\n".join(

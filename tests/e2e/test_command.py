@@ -58,6 +58,8 @@ def test_a_run_ends_with_where_everything_is_and_resumes(tmp_path):
     tasks = dict(rows(run, "select name, state_name from task_run where name like '% 000002'"))
     stages = ("sample", "generate", "reward", "pack", "train", "sync")
     assert {f"{stage} 000002": "Completed" for stage in stages}.items() <= tasks.items()
+    logged = [text for (text,) in rows(run, "select message from log where message like '%: %'")]
+    assert any(text.startswith("generate 000002: groups/000002/seal.json") for text in logged)
     with sqlite3.connect(run.workspace / "mlflow" / "mlflow.db") as database:
         query = "select step from metrics where key = 'rollout/raw_reward' order by step"
         assert database.execute(query).fetchall() == [(0,), (1,), (2,)]
