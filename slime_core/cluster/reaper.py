@@ -16,29 +16,39 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "SLIME_RAY_FOLDER"
 GRACE_S = 3.0
 SWEEP_S = 20.0
+POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def marking(folder: str) -> Iterator[None]:
+    """What this process starts inside of the block carries the mark, and so do its children."""
+    os.environ[MARK] = folder
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
 
 
 def start(folder: str) -> subprocess.Popen[bytes]:
-    """Starts a reaper for this process; what it starts from now on carries the mark.
+    """Starts a reaper for this process.
 
     Args:
         folder: Ray's temporary folder of this run; its name is the mark. The reaper removes it.
     """
     command = [sys.executable, "-I", "-S", str(Path(__file__)), "--parent-pid", str(os.getpid())]
-    reaper = subprocess.Popen(
+    return subprocess.Popen(
         [*command, "--mark", folder],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    os.environ[MARK] = folder
-    return reaper
 
 
 def wait_for_end(pid: int) -> None:
@@ -65,6 +75,25 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def sweep(mark: str, grace_s: float) -> bool:
+    """Waits for every marked process to end and kills those that do not; True once none is left.
+
+    Args:
+        grace_s: how long they may take to end by themselves.
+    """
+    start_s = time.monotonic()
+    while left := marked(mark):
+        waited_s = time.monotonic() - start_s
+        if waited_s > SWEEP_S:
+            return False
+        if waited_s > grace_s:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+    return True
+
+
 def _in_environment(process: Path, mark: str) -> bool:
     return f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
 
@@ -78,22 +107,14 @@ def _holds_file_below(process: Path, folder: str) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Waits, then sweeps until nothing marked is left; 0 if that was reached in time."""
+    """Waits, then sweeps; 0 if nothing marked is left."""
     parser = argparse.ArgumentParser(prog="reaper")
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--mark", required=True)
     options = parser.parse_args(argv)
     wait_for_end(options.parent_pid)
-    start_s = time.monotonic()
-    while left := marked(options.mark):
-        waited_s = time.monotonic() - start_s
-        if waited_s > SWEEP_S:
-            return 1
-        if waited_s > GRACE_S:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+    if not sweep(options.mark, GRACE_S):
+        return 1
     shutil.rmtree(options.mark, ignore_errors=True)
     return 0
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-import ray
-
-from slime_core.cluster import reaper
 from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
+from slime_core.cluster.local_ray import LocalRay
 from slime_core.cluster.ports import HeldPort
 from slime_core.cluster.rollout_group import RolloutGroup
 from slime_core.cluster.trainer_group import TrainerGroup
@@ -48,11 +43,7 @@ from slime_core.weights.sync.transports.disk import DiskTransport
 from slime_core.weights.sync.transports.tensor import TensorTransport
 
 log = logging.getLogger(__name__)
-OBJECT_STORE_BYTES = 100 * 2**20
 TRACKER_TIMEOUT_S = 30.0
-REAPER_TIMEOUT_S = 5.0
-RAY_FOLDER_PREFIX = "slime-ray-"
-RAY_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
@@ -76,8 +67,7 @@ class Session:
         self.engines = self._engine_pool()
         self.outbox: Outbox | None = None
         self._ports: list[HeldPort] = []
-        self._ray_started = False
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._ray = LocalRay(self.paths.local / "ray-folder")
         self._stop_logging: Callable[[], None] = lambda: None
 
     @classmethod
@@ -163,7 +153,7 @@ class Session:
             later.callback(self._stop_logging)
             if self.lease is not None:
                 later.push_async_callback(asyncio.to_thread, self.lease.release)
-            later.callback(self._stop_ray)
+            later.callback(self._ray.stop)
             later.push_async_callback(self._stop_engines)
             later.callback(self.trainer.close)
             later.callback(self.rollout.stop)
@@ -175,7 +165,7 @@ class Session:
     def _start_processes(self) -> None:
         _empty(self.paths.weights)
         self.engines.start()
-        self._start_ray()
+        self._ray.start()
         self.trainer.start()
         self.rollout.start()
 
@@ -186,53 +176,6 @@ class Session:
             for port in self._ports:
                 port.release()
             self._ports.clear()
-
-    def _start_ray(self) -> None:
-        if ray.is_initialized():
-            raise ConfigError(
-                "Ray is in use in this process already, and a run starts a Ray of its own: call "
-                "ray.shutdown() first, or start the run in another process"
-            )
-        if os.environ.get("RAY_ADDRESS"):
-            log.warning("RAY_ADDRESS is set, but runs on external clusters are not there yet")
-        os.environ.update(RAY_QUIET)
-        self._remove_ray_folder()  # of a start that was killed
-        folder = tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX)  # socket paths must be short
-        self._ray_note.write_text(folder, encoding="utf-8")
-        self._ray_started = True
-        self._reaper = reaper.start(folder)
-        ray.init(
-            address="local",
-            num_cpus=max(2, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
-
-    def _stop_ray(self) -> None:
-        """Ends the Ray that this session started, never another one."""
-        if self._ray_started:
-            ray.shutdown()
-            self._ray_started = False
-            if self._reaper is not None:
-                self._reaper.kill()
-                self._reaper.wait(REAPER_TIMEOUT_S)
-            self._remove_ray_folder()
-
-    @property
-    def _ray_note(self) -> Path:
-        """Names Ray's temporary folder, so that the next start can remove it after a kill."""
-        return self.paths.local / "ray-folder"
-
-    def _remove_ray_folder(self) -> None:
-        if not self._ray_note.exists():
-            return
-        folder = Path(self._ray_note.read_text(encoding="utf-8"))
-        if folder.name.startswith(RAY_FOLDER_PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
-        self._ray_note.unlink()
 
     def _trainer_group(self) -> TrainerGroup:
         config = self.config

@@ -1,0 +1,89 @@
+"""A Ray that belongs to this process and ends with it, however it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import ray
+
+from slime_core.cluster import reaper
+from slime_core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+OBJECT_STORE_BYTES = 100 * 2**20
+QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+FOLDER_PREFIX = "slime-ray-"
+STOP_GRACE_S = 1.0
+REAPER_TIMEOUT_S = 5.0
+
+
+class LocalRay:
+    """Starts and ends one local Ray. Call `start` in the main thread.
+
+    Args:
+        note: a file that names Ray's temporary folder while it is there, so that the next start
+            can remove what a kill of everything at once left.
+    """
+
+    def __init__(self, note: Path) -> None:
+        self._note = note
+        self._folder = ""
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts Ray and the reaper that ends it should this process be killed.
+
+        Raises:
+            ConfigError: this process uses a Ray already.
+        """
+        if ray.is_initialized():
+            raise ConfigError(
+                "Ray is in use in this process already, and a run starts a Ray of its own: call "
+                "ray.shutdown() first, or start the run in another process"
+            )
+        if os.environ.get("RAY_ADDRESS"):
+            log.warning("RAY_ADDRESS is set, but runs on external clusters are not there yet")
+        os.environ.update(QUIET)
+        self._remove_noted()
+        self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)  # socket paths must be short
+        self._note.write_text(self._folder, encoding="utf-8")
+        self._reaper = reaper.start(self._folder)
+        with reaper.marking(self._folder):
+            ray.init(
+                address="local",
+                num_cpus=max(2, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                _temp_dir=self._folder,
+            )
+
+    def stop(self) -> None:
+        """Ends the Ray that was started here, if one was, and waits for its processes: actors
+        that were told to end may hold a GPU a little longer."""
+        if not self._folder:
+            return
+        try:
+            ray.shutdown()
+        finally:
+            if not reaper.sweep(self._folder, STOP_GRACE_S):
+                log.warning("processes of Ray in %s could not be ended", self._folder)
+            if self._reaper is not None:
+                self._reaper.kill()
+                self._reaper.wait(REAPER_TIMEOUT_S)
+            self._folder = ""
+            self._remove_noted()
+
+    def _remove_noted(self) -> None:
+        if not self._note.exists():
+            return
+        folder = Path(self._note.read_text(encoding="utf-8"))
+        if folder.name.startswith(FOLDER_PREFIX):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._note.unlink()
