@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_core.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class RunPaths:
@@ -20,10 +22,20 @@ class RunPaths:
 
     @classmethod
     def create(cls, workspace: str | Path, run_id: str) -> RunPaths:
-        """Makes the folders that others append to."""
+        """Makes the folders that others append to.
+
+        Raises:
+            ConfigError: the workspace cannot be written.
+        """
         paths = cls(Path(workspace).absolute(), run_id)
-        for folder in (paths.logs, paths.cache, paths.weights):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (paths.logs, paths.cache, paths.weights):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"workspace {paths.workspace} cannot be written ({error.strerror}: "
+                f"{error.filename}): choose another with --workspace"
+            ) from error
         return paths
 
     @property
