@@ -12,7 +12,8 @@ COMMANDS = {
     "train": "train a model, or take up an unfinished run",
     "runs": "list the runs of a workspace or store",
     "verify": "check everything a run stores against what was signed",
-    "query": "ask SQL about iterations, groups, samples and tokens; export rows",
+    "query": "ask SQL about iterations, groups, samples and tokens",
+    "export": "write every stored row of a run to a Parquet file",
     "doctor": "look at this machine: versions, devices, folders, ports",
 }
 USAGE = "\n".join(

@@ -44,3 +44,29 @@ def test_verify_says_sound_or_what_is_wrong(workspace, capsys):
     assert main([*asked, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["objects"] > 10 and any(part.name in text for text in found["problems"])
+
+
+def test_query_prints_or_writes_the_answer(workspace, capsys):
+    asked = ["query", "sorting", "--workspace", str(workspace)]
+    assert main([*asked, "SELECT count(*) AS n, avg(reward) AS r FROM samples"]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert (head.split(), line.split()) == (["n", "r"], ["16", "0.5"])
+    assert main([*asked, "SELECT range FROM range(300)"]) == 0
+    assert "300 rows in all" in capsys.readouterr().out
+    assert main([*asked, "SELECT 1 AS one", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"one": 1}
+    target = workspace / "rows.jsonl"
+    assert main([*asked, "SELECT 1 AS one", "--to", str(target)]) == 0
+    assert capsys.readouterr().out == f"1 rows in {target}\n"
+    assert json.loads(target.read_text()) == {"one": 1}
+    assert main([*asked, "SELECT one FROM samples"]) == 2
+    assert "cannot be answered" in capsys.readouterr().err
+
+
+def test_export_writes_every_row(workspace, capsys):
+    asked = ["export", "--workspace", str(workspace), "sorting"]
+    assert main([*asked, str(workspace / "rows.parquet"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 16 and found["bytes"] == (workspace / "rows.parquet").stat().st_size
+    assert main([*asked, "rows.csv"]) == 2
+    assert "has to end with .parquet" in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""`slime query RUN "SELECT ..."`: SQL over what a run stores."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from flows.cli.stored import open_run, parser, show
+from slime_core.config.flags import FlagParser, parse
+from slime_core.store.query import TABLES, query, rows_of, write_table
+
+SHOWN_ROWS = 200
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the answer, or writes it to a file."""
+    options = parse(_parser(), arguments)
+    _, cache = open_run(options)
+    answer = query(cache, options.sql)
+    if options.to is not None:
+        write_table(answer, options.to)
+        print(f"{answer.num_rows} rows in {options.to}")
+        return 0
+    shown = answer if options.json else answer.slice(0, SHOWN_ROWS)
+    show(list(rows_of(shown)), options.json)
+    if shown.num_rows < answer.num_rows:
+        print(f"... {answer.num_rows} rows in all; --to FILE.parquet or --json gives every one")
+    return 0
+
+
+def _parser() -> FlagParser:
+    made = parser("query", __doc__)
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made.epilog = "tables:\n" + "\n".join(f"  {name:<11} {text}" for name, text in TABLES.items())
+    made.add_argument("sql", metavar="SELECT", help="one statement")
+    made.add_argument("--to", type=Path, metavar="FILE", help="write a .parquet or .jsonl instead")
+    return made
