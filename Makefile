@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(USABLE)' 2>/dev/null && e
 TORCH := $(shell grep -o '^torch==[0-9.]*' constraints.txt)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-slow test-all test-gpu test-sglang lint format install python bench-overhead
+.PHONY: train test test-slow test-all test-gpu test-sglang lint format install python bench-quickstart bench-overhead
 
 train: $(STAMP)
 	$(BIN)/slime train $(CONFIG) $(ARGS)
@@ -52,6 +52,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-quickstart: $(STAMP)
+	$(BIN)/python -m benchmarks.quickstart $(ARGS)
 
 bench-overhead: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead $(ARGS)

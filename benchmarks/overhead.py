@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 WARM_UP = 3
@@ -29,7 +30,7 @@ def measure(config: str, iterations: int, prefect: bool, workspace: Path) -> lis
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     iteration_records = [record for record in records if record["key"].startswith("iterations/")]
     found = []
-    for before, after in zip(iteration_records, iteration_records[1:], strict=False):
+    for before, after in pairwise(iteration_records):
         numbers = after["metrics"]
         computed = sum(
             numbers[name]

@@ -1,92 +1,31 @@
-"""The quickstart as a user meets it: `python -m benchmarks.quickstart [--seeds 1 2 3]`.
+"""The quickstart as a newcomer meets it: `python -m benchmarks.quickstart [--seeds 1 2 3]`.
 
-For each seed it starts `slime train configs/quickstart.yaml` in a new workspace and measures:
-seconds from the command to the first trained iteration, seconds from there to the last evaluation, the largest memory of all its processes (PSS, /dev/shm included), the largest canary
-difference, and the held-out accuracies at the end. Prints one table.
+Prints for each seed the held-out accuracy at the end, the seconds from the command to the first
+iteration and from there to the end, the largest canary difference, and the peak of memory (PSS of
+all processes, and what /dev/shm holds beyond the start).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-SAMPLE_S = 0.5
-GIB = 2**30
+SAMPLE_INTERVAL_S = 2.0
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What one run showed."""
-
-    first_s: float
-    rest_s: float
-    memory_bytes: int
-    canary: float
-    greedy: float
-    sampled: float
-
-
-def run(config: str, seed: int, iterations: int, workspace: Path) -> Reading:
-    """Trains once and reads its metrics file as it grows."""
-    shm_before = psutil.disk_usage("/dev/shm").used
-    command = [sys.executable, "-m", "flows.cli.main", "train", config, "--new"]
-    command += ["--seed", str(seed), "--num-rollout", str(iterations)]
-    start = time.monotonic()
-    process = subprocess.Popen([*command, "--workspace", str(workspace)], stdout=subprocess.DEVNULL)
-    first_s, memory_bytes = 0.0, 0
-    while process.poll() is None:
-        if not first_s and records(workspace, "iterations/"):
-            first_s = time.monotonic() - start
-        memory_bytes = max(memory_bytes, memory(process.pid, shm_before))
-        time.sleep(SAMPLE_S)
-    if process.returncode:
-        raise SystemExit(f"the run of seed {seed} ended with status {process.returncode}")
-    evals, trained = records(workspace, "evals/"), records(workspace, "iterations/")
-    rest_s = max(r["time_s"] for r in [*evals, *trained]) - trained[0]["time_s"]
-    canary = max(r["metrics"]["sync/canary_abs_diff"] for r in trained)
-    return Reading(
-        first_s,
-        rest_s,
-        memory_bytes,
-        canary,
-        last_value(evals, "eval/greedy"),
-        last_value(evals, "eval/sampled"),
-    )
-
-
-def records(workspace: Path, prefix: str) -> list[dict]:
-    """Lines of metrics.jsonl whose key starts with a prefix; a line still being written waits."""
-    found = []
-    for path in workspace.glob("local/*/metrics.jsonl"):
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                record = json.loads(line)
-                if record["key"].startswith(prefix):
-                    found.append(record)
-    return found
-
-
-def last_value(evals: list[dict], name: str) -> float:
-    return [r["metrics"][name] for r in evals if name in r["metrics"]][-1]
-
-
-def memory(pid: int, shm_before: int) -> int:
-    """PSS of a process and all its descendants, and what /dev/shm has grown by, in bytes."""
-    total = max(0, psutil.disk_usage("/dev/shm").used - shm_before)
-    try:
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return total
-    for process in family:
+def tree_bytes(pid: int) -> int:
+    """Proportional set size of a process and all below it."""
+    total = 0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         try:
             total += process.memory_full_info().pss
         except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -94,30 +33,64 @@ def memory(pid: int, shm_before: int) -> int:
     return total
 
 
+def shared_bytes() -> int:
+    """Bytes in use in /dev/shm, where Ray keeps objects that PSS does not see."""
+    state = os.statvfs("/dev/shm")
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def run(workspace: Path, seed: int, flags: list[str]) -> dict[str, Any]:
+    """Trains once and returns what was measured."""
+    command = [sys.executable, "-m", "flows.cli.main", "train", "configs/quickstart.yaml"]
+    command += ["--new", "--workspace", str(workspace), "--seed", str(seed), *flags]
+    before, began, shared, peak = set(workspace.glob("local/*")), time.time(), shared_bytes(), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            peak = max(peak, tree_bytes(process.pid) + shared_bytes() - shared)
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(SAMPLE_INTERVAL_S)
+    if process.wait() != 0:
+        raise SystemExit(f"the run with seed {seed} failed")
+    [folder] = set(workspace.glob("local/*")) - before
+    return measured(folder / "metrics.jsonl", began) | {"peak_gb": peak / 1e9}
+
+
+def measured(metrics: Path, began: float) -> dict[str, Any]:
+    """What metrics.jsonl says about a run that began at this Unix time."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    iterations = [record for record in records if record["key"].startswith("iterations/")]
+    evaluations = [record for record in records if record["key"].startswith("evals/")]
+    last = max(record["step"] for record in evaluations)
+    scores: dict[str, float] = {}
+    for record in evaluations:
+        if record["step"] == last:
+            scores |= {
+                name.removeprefix("eval/"): value
+                for name, value in record["metrics"].items()
+                if name.count("/") == 1
+            }
+    first = iterations[0]["time_s"] - iterations[0]["metrics"]["perf/step_time"]
+    return {
+        **scores,
+        "start_s": first - began,
+        "loop_s": records[-1]["time_s"] - first,
+        "canary": max(record["metrics"]["sync/canary_abs_diff"] for record in iterations),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="for slime train")
     options = parser.parse_args()
-    readings = []
-    print("seed  first s  rest s  memory GiB  canary   greedy  sampled")
-    for seed in options.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            r = run(options.config, seed, options.iterations, Path(folder))
-        readings.append(r)
-        print(
-            f"{seed:>4}  {r.first_s:7.1f}  {r.rest_s:6.1f}  {r.memory_bytes / GIB:10.2f}  "
-            f"{r.canary:.1e}  {r.greedy:6.3f}  {r.sampled:7.3f}",
-            flush=True,
-        )
-    mean = statistics.fmean
-    print(
-        f"mean  {mean(r.first_s for r in readings):7.1f}  {mean(r.rest_s for r in readings):6.1f}  "
-        f"{max(r.memory_bytes for r in readings) / GIB:10.2f}  "
-        f"{max(r.canary for r in readings):.1e}  {mean(r.greedy for r in readings):6.3f}  "
-        f"{mean(r.sampled for r in readings):7.3f}"
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        for number, seed in enumerate(options.seeds):
+            found = run(Path(folder), seed, options.flags)
+            kind = "first ever" if number == 0 else "later"
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
+            print(f"seed {seed} ({kind} start)  {numbers}", flush=True)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ class Command:
         launch: Launch | None = None
         choice = choose(self._config, self._which())
         self._terminal.say(choice.sentence)
+        self._terminal.say(f"starting {self._parts()}")
         try:
             launch = self._start(choice)
             asyncio.run(self._train(launch))
@@ -98,6 +99,10 @@ class Command:
         for line in summary(self._config, launch, self._server, stopped is not None):
             self._terminal.say(line)
         return stopped or 0
+
+    def _parts(self) -> str:
+        server = "" if self._options.no_prefect or configured_api_url() else "Prefect's server, "
+        return f"{server}Ray, trainer and engines (about 15 s)"
 
     def _which(self) -> str:
         return "never" if self._options.new else (self._options.run_id or "auto")
