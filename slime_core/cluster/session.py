@@ -216,7 +216,7 @@ class Session:
             process = engine_process(
                 kind,
                 config.rollout.hf_checkpoint,
-                free_port(),
+                self._engine_port(kind),
                 self.paths.logs / f"engine-{index}.log",
                 options,
                 threads=config.cluster.threads_per_process,
@@ -228,6 +228,14 @@ class Session:
             config.fault_tolerance.start_timeout_s, config.fault_tolerance.engine_restarts
         )
         return EnginePool(spawn, size, limits)
+
+    def _engine_port(self, kind: str) -> int:
+        """A port for a new engine, held for the embedded one. SGLang looks for itself whether its
+        port is free, before it listens."""
+        if kind != "embedded":
+            return free_port()
+        self._ports.append(HeldPort())
+        return self._ports[-1].number
 
     def _weight_sync(self) -> WeightSync:
         sync = self.config.sync
