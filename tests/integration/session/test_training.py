@@ -1,0 +1,51 @@
+"""A whole run through the stages: killed, started again, continued, and audited from its files."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from slime_core.run.audit import audit
+from tests.integration.session.conftest import held, marked
+
+KILLED_WITHIN_S = 8.0
+ENDED_WITHIN_S = 1.0
+GROUPS = 4
+
+
+def test_a_run_is_killed_in_mid_segment_and_goes_on_to_its_end(drive, tmp_path: Path):
+    first = drive(3)
+    began, table = first.lines()
+    run_id = began["run"]
+    assert table["next"] == "iteration 0: open a segment"
+    first.wait_nothing_left(ENDED_WITHIN_S)
+
+    killed = drive(5, hold="generate-middle@3")
+    worker = held(tmp_path, "generate-middle@3", killed)
+    processes = marked(killed.mark)
+    names = " ".join(process.name() for process in processes)
+    assert "gcs_server" in names and "raylet" in names and len(processes) > 5
+    assert worker in [process.pid for process in processes], "the worker is held, not the driver"
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.wait(5)
+    killed.wait_nothing_left(KILLED_WITHIN_S)
+
+    last = drive(5)
+    resumed, table = last.lines()
+    assert resumed["run"] == run_id and "after 3 iterations" in resumed["sentence"]
+    assert table["trained before"] == "3 iterations" and table["replayed"] == "0 iterations"
+    assert table["checkpoint"] == "iteration 2" and table["drift"] == "none"
+    adopted = int(table["adopted"].split()[0])
+    assert 0 < adopted < GROUPS, "it was killed between two groups"
+    assert table["requeued"] == f"{GROUPS - adopted} draws"
+    last.wait_nothing_left(ENDED_WITHIN_S)
+
+    found = audit(tmp_path / "w" / "store" / run_id)
+    assert found.sound, found.problems
+    assert (found.iterations, found.trained, found.draws) == (5, 5 * GROUPS, 5 * GROUPS)
+    assert found.open == found.dropped == found.unused == 0
+
+    metrics = tmp_path / "w" / "local" / run_id / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert len(records) == 5, "one record an iteration, none doubled and none missing"
+    assert not (tmp_path / "w" / "local" / run_id / "ray-folder").exists(), "nothing left in /tmp"
