@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from slime_core.store.documents import put_document
 from slime_core.store.evals import put_eval_rows
 from slime_core.waits import together
 
+log = logging.getLogger(__name__)
 SAMPLES_PER_REQUEST = 64
 
 
@@ -62,20 +64,30 @@ class Evaluator:
         """Evaluates one dataset; the first stored result of a version stays.
 
         Raises:
-            EngineError: an answer came from another weight version.
-            RewardError: an answer could not be graded.
+            EngineError: an answer came from another weight version, or a prompt was refused.
+            RewardError: no prompt could be graded.
         """
         dataset = self._datasets[job.dataset]
         groups = _one_pass(self._sources[dataset.name])
         samples = [sample for group in groups for sample in group]
         await self._answer(dataset, job, samples)
-        await self._grade(samples)
+        failures = await self._grade(samples)
         key = layout.evaluation(job.version, dataset.name)
+        graded = [group for group in groups if all(s.reward is not None for s in group)]
+        if not graded:
+            raise RewardError(
+                f"evaluation {dataset.name}: no prompt could be graded: {failures[0]}"
+            )
+        metrics = eval_metrics(graded, self._config.rewards.reward_key)
+        if failures:
+            log.warning("evaluation %s: %d answers could not be graded and their prompts do not "
+                        "count: %s", dataset.name, len(failures), failures[0])  # fmt: skip
+            metrics["grader_failures"] = float(len(failures))
         body = {
             "dataset": dataset.name,
             "version": job.version,
             "iteration": job.iteration,
-            "metrics": eval_metrics(groups, self._config.rewards.reward_key),
+            "metrics": metrics,
         }
         rows = layout.evaluation(job.version, dataset.name, "arrow")
         await asyncio.to_thread(put_eval_rows, self._backend, rows, samples)
@@ -108,15 +120,19 @@ class Evaluator:
                 f"evaluation {dataset.name} of {job.version} was answered by {sorted(served)}"
             )
 
-    async def _grade(self, samples: Sequence[Sample]) -> None:
+    async def _grade(self, samples: Sequence[Sample]) -> list[str]:
+        """Sets rewards; returns why some could not be given."""
         skip = self._config.rollout.rollout_skip_special_tokens
         for sample in samples:
             decode_response(sample, self._tokenizer, skip)
         results = await self._hub.score_group(samples, evaluation=True)
+        failures = []
         for sample, result in zip(samples, results, strict=True):
             if isinstance(result, ScoreFailure):
-                raise RewardError(f"evaluation: {result.reason}: {result.message}")
-            sample.reward = result.value
+                failures.append(f"{result.reason}: {result.message}")
+            else:
+                sample.reward = result.value
+        return failures
 
     def _sampling(self, dataset: EvalDataset) -> Sampling:
         params = {

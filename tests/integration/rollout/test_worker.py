@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from slime_core.config.loading import load_config
-from slime_core.errors import DigestError, EngineError, StaleOwnerError
+from slime_core.errors import DigestError, EngineError, RewardError, StaleOwnerError
+from slime_core.rewards.result import ScoreFailure
 from slime_core.rollout.segment import SegmentLoop
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 from slime_core.rollout.worker import RolloutWorker
@@ -207,5 +208,32 @@ def test_an_evaluation_is_stored_once_for_the_version_that_answered(play):
         assert (await worker.evaluate(0, EvalJob(1, "l0-1", "greedy"))).from_store
         with pytest.raises(EngineError, match=r"of l0-2 was answered by \['l0-1'\]"):
             await worker.evaluate(0, EvalJob(2, "l0-2", "greedy"))
+
+    play(scenario)
+
+
+def test_answers_that_cannot_be_graded_are_counted_and_never_a_zero(play, monkeypatch):
+    async def scenario(place: Place) -> None:
+        worker = await place.ready(0)
+        whole = await worker.evaluate(0, EvalJob(1, "l0-1", "greedy"))
+        plain = worker._hub.score_group
+
+        async def fails(samples: Any, **options: Any) -> Any:
+            results = await plain(samples, **options)
+            return [ScoreFailure("timeout", "took more than 1 s", ""), *results[1:]]
+
+        monkeypatch.setattr(worker._hub, "score_group", fails)
+        place.backend.delete(whole.uri)
+        partly = await worker.evaluate(0, EvalJob(1, "l0-1", "greedy"))
+        metrics = read_document(place.backend, partly.uri).body["metrics"]
+        assert (metrics["grader_failures"], metrics["samples"]) == (1.0, 19.0)
+
+        async def none(samples: Any, **options: Any) -> Any:
+            return [ScoreFailure("timeout", "took more than 1 s", "")] * len(samples)
+
+        monkeypatch.setattr(worker._hub, "score_group", none)
+        place.backend.delete(partly.uri)
+        with pytest.raises(RewardError, match="no prompt could be graded: timeout: took more"):
+            await worker.evaluate(0, EvalJob(1, "l0-1", "greedy"))
 
     play(scenario)

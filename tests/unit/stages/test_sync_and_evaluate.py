@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from slime_core.engines.client import EngineAnswerError
+from slime_core.errors import EngineError, RewardError
 from slime_core.refs import Ref
 from slime_core.rollout.settings import EvalJob
 from slime_core.run.context import RunContext
@@ -98,6 +100,39 @@ def test_rows_without_their_scores_do_not_count_as_evaluated(evaluating):
     ctx.backend.put_new(layout.evaluation("l0-1", "easy", "arrow"), b"rows")
     asyncio.run(evaluate(ctx, 0, 1))
     assert [job.dataset for job in jobs] == ["easy", "hard"]
+
+
+@pytest.mark.parametrize(
+    "error", [RewardError("no prompt could be graded"), EngineAnswerError("e", 400, "too long")]
+)
+def test_what_cannot_be_evaluated_is_recorded_as_missed_and_ends_nothing(evaluating, error):
+    ctx, jobs = evaluating
+    plain = ctx.rollout.stages["evaluate"]
+
+    async def fails(epoch: int, job: EvalJob) -> Ref:
+        if job.dataset == "easy":
+            raise error
+        return await plain(epoch, job)
+
+    ctx.rollout.stages["evaluate"] = fails
+    asyncio.run(evaluate(ctx, 0, 1))
+    assert [job.dataset for job in jobs] == ["hard"]
+    body = read_document(ctx.backend, "evals/l0-1/easy.json").body
+    assert (body["metrics"], body["missed"]) == ({}, str(error))
+    asyncio.run(evaluate(ctx, 0, 1))
+    assert len(jobs) == 1, "it is owed no more"
+
+
+def test_engines_that_fail_do_end_the_stage(evaluating):
+    ctx, _ = evaluating
+
+    async def fails(epoch: int, job: EvalJob) -> Ref:
+        raise EngineError("no engine is left")
+
+    ctx.rollout.stages["evaluate"] = fails
+    with pytest.raises(EngineError):
+        asyncio.run(evaluate(ctx, 0, 1))
+    assert ctx.backend.list("evals/") == []
 
 
 def test_without_datasets_there_is_nothing_to_do(tmp_path):
