@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from slime_core.stages.rows import kept_rows, raw_rewards
 from slime_core.store.batch import Batch, BatchContent, BatchGroup, put_batch, read_batch
 from slime_core.store.columnar import SampleBatch
 from slime_core.store.parts import KEPT
+
+log = logging.getLogger(__name__)
 
 
 async def pack(ctx: RunContext, scored: Ref) -> Ref:
@@ -50,13 +53,14 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
         GroupVerdict(g, stored.entry.verdict == KEPT, stored.entry.reason or "")
         for g, stored in finished.items()
     ]
-    selection = choose_groups(verdicts, config.rollout.rollout_batch_size)
+    selection = choose_groups(verdicts, _size(config.rollout.rollout_batch_size, rows, k))
     chosen = [rows[group_id] for group_id in selection.chosen]
     raw = np.concatenate([raw_rewards(ctx, batch) for batch in chosen])
     sizes = [len(batch) for batch in chosen]
     rollouts = rollout_ids(chosen, selection.chosen)
     trained = mask_sums(chosen)
     groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts, trained)
+    rewards = normalised(ctx, groups)
     return BatchContent(
         iteration=k,
         groups=tuple(
@@ -64,7 +68,7 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
             for g, size in zip(selection.chosen, sizes, strict=True)
         ),
         seals={k: seal.digest},
-        rewards=normalised(ctx, groups).tolist(),
+        rewards=rewards.tolist(),
         raw_rewards=raw.tolist(),
         rollout_ids=rollouts.tolist(),
         denominators=rollout_denominators(trained, rollouts).tolist(),
@@ -73,8 +77,19 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
             (g, finished[g].entry.attempt, k, reason) for g, reason in selection.unused.items()
         ),
         tokens=int(sum(batch.numbers("response_length").sum() for batch in chosen)),
-        metrics=rollout_metrics(chosen, groups, seal.counts),
+        metrics=rollout_metrics(chosen, groups, seal.counts)
+        | {"rollout/rewards": float(rewards.mean())},
     )
+
+
+def _size(configured: int, rows: dict[int, SampleBatch], k: int) -> int:
+    """Groups of the batch: a segment that was sealed for a smaller batch than is configured by now
+    has no more to give, and the next segment has the new size."""
+    if 0 < len(rows) < configured:
+        log.warning("iteration %d trains %d groups: it was generated before rollout_batch_size "
+                    "became %d", k, len(rows), configured)  # fmt: skip
+        return len(rows)
+    return configured
 
 
 def normalised(ctx: RunContext, groups: Groups) -> np.ndarray:

@@ -119,9 +119,17 @@ def test_rollouts_that_do_not_divide_into_steps_are_refused(tmp_path):
     assert read_batch(ctx.backend, 0) is None
 
 
-def test_too_few_kept_groups_are_refused_with_their_numbers(tmp_path):
-    with pytest.raises(DataError, match="rollout_batch_size = 2 groups, only 1 of 2"):
-        packed(lab(tmp_path), [group_rows(0), rows(1, 1.0, verdict="dropped", reason="x")])
+def test_a_segment_of_an_earlier_smaller_batch_size_is_trained_as_it_is(tmp_path, caplog):
+    """The configuration was changed while the segment was sealed and not yet trained."""
+    content = packed(lab(tmp_path, rollout_batch_size=4), [group_rows(0), group_rows(1)])
+    assert [group.group_id for group in content.groups] == [0, 1]
+    assert "iteration 0 trains 2 groups" in caplog.text
+
+
+def test_a_segment_without_a_kept_group_is_refused(tmp_path):
+    dropped = [rows(group, 1.0, verdict="dropped", reason="x") for group in (0, 1)]
+    with pytest.raises(DataError, match="rollout_batch_size = 2 groups, only 0 of 2"):
+        packed(lab(tmp_path), dropped)
 
 
 def test_an_open_segment_is_refused(tmp_path):
@@ -172,6 +180,7 @@ def test_metrics_describe_the_rows_that_are_trained(tmp_path):
     metrics = packed(lab(tmp_path), groups).metrics
     assert metrics == {
         "rollout/raw_reward": 0.5,
+        "rollout/rewards": 0.0,
         "rollout/response_len/mean": 4.0,
         "rollout/response_len/max": 10.0,
         "rollout/response_len/min": 1.0,
