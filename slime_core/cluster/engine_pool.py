@@ -139,10 +139,12 @@ class EnginePool:
 
     async def close(self) -> None:
         """Ends all servers."""
-        for engine in self.engines:
-            await engine.client.close()
-        await asyncio.gather(*(asyncio.to_thread(e.process.terminate) for e in self.engines))
-        self.engines.clear()
+        try:
+            await asyncio.gather(*(asyncio.to_thread(e.process.terminate) for e in self.engines))
+        finally:
+            for engine in self.engines:
+                await engine.client.close()
+            self.engines.clear()
 
     def _named(self, name: str) -> Engine:
         return next(engine for engine in self.engines if engine.name == name)

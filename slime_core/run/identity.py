@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from slime_core.config.fields import identity_digest, values
+from slime_core.config.fields import identity_digest, numeric_digest, values
+from slime_core.config.loading import apply_overrides, build_config
 from slime_core.config.tree import RunConfig
-from slime_core.errors import ConfigError, MissingError
+from slime_core.errors import ConfigError, DigestError, MissingError
 from slime_core.evaluation.obligations import owed
 from slime_core.evaluation.resolve import eval_datasets, eval_schedule
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import Document, put_document, read_document
 
+log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 INDEX = "runs/"
 
@@ -64,9 +67,14 @@ def choose_run(store: Backend, config: RunConfig, resume: str = "auto") -> RunCh
 
 
 def list_runs(store: Backend) -> list[Document]:
-    """What every run of a store is, oldest first."""
-    keys = [entry.key for entry in store.list(INDEX)]
-    runs = [read_document(store, key) for key in keys]
+    """What every run of a store is, oldest first. A damaged entry is logged and left out: it must
+    not keep other runs from starting."""
+    runs = []
+    for entry in store.list(INDEX):
+        try:
+            runs.append(read_document(store, entry.key))
+        except DigestError as error:
+            log.warning("a run is left out: %s", error)
     return sorted(runs, key=lambda run: str(run.by.get("created", "")))
 
 
@@ -112,8 +120,32 @@ def record_run(store: Backend, run: Backend, config: RunConfig, run_id: str) -> 
     except MissingError:
         by = {"created": datetime.now(UTC).isoformat()}
         known = put_document(run, layout.RUN, body, by)
+    record_config(run, config)
     # Also for a run that is known: its first start may have been killed between the two.
     put_document(store, f"{INDEX}{run_id}.json", known.body, known.by)
+
+
+def record_config(run: Backend, config: RunConfig) -> None:
+    """Keeps the configuration under its numeric digest, which each ledger names, so that any
+    iteration can be trained again. SGLang's own options stay out: they may hold keys."""
+    tree = config.model_dump(mode="json", exclude={"sglang"})
+    put_document(run, layout.config(numeric_digest(config)), {"config": tree}, keep_first=True)
+
+
+def recorded_config(run: Backend, numeric: str, overrides: dict[str, Any]) -> RunConfig:
+    """The configuration of iterations with a numeric digest, with single values put over it.
+
+    Raises:
+        ConfigError: it was never recorded.
+    """
+    try:
+        tree = read_document(run, layout.config(numeric)).body["config"]
+    except MissingError as error:
+        raise ConfigError(
+            f"{run.url} does not hold the configuration {numeric[:12]}: resume the run once with "
+            "it, or give the configuration"
+        ) from error
+    return build_config(apply_overrides(tree, overrides))
 
 
 def _check_identity(run_id: str, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -57,6 +57,16 @@ def test_runs_are_ordered_by_their_first_start(store):
     assert [run.body["run_id"] for run in list_runs(store)] == ["b", "c", "a"]
 
 
+def test_a_damaged_entry_of_one_run_stops_no_other(store, caplog):
+    record(store, "a", small())
+    record(store, "b", small())
+    path = store.local_path(f"{INDEX}b.json")
+    assert path is not None
+    path.write_bytes(b"{}")
+    assert choose_run(store, small()).run_id == "a"
+    assert "a run is left out" in caplog.text
+
+
 def test_numeric_and_operational_values_may_differ_and_identity_may_not(store):
     record(store, "a", small())
     assert choose_run(store, small(lr=0.5, log_level="DEBUG", rollout_batch_size=8)).run_id == "a"
