@@ -54,6 +54,10 @@ class AlgorithmSettings:
     use_opsm: bool = False
     opsm_delta: float = 1e-4
 
+    use_opd: bool = False
+    opd_kl_coef: float = 1.0
+    opd_teacher_load: str | None = None
+
     value_clip: float = 0.2
     critic_lr: float | None = None
     num_critic_only_steps: int = 0
@@ -64,6 +68,8 @@ class AlgorithmSettings:
             raise ConfigError(f"{estimator.name} needs normalize_advantages")
         if self.reduction == "constant_length" and not self.max_response_len:
             raise ConfigError(f"{estimator.name} needs the longest response (max_response_len)")
+        if self.use_opd and not self.opd_teacher_load:
+            raise ConfigError("use_opd needs a teacher: set opd_teacher_load")
 
     @property
     def estimator(self) -> Estimator:
@@ -95,4 +101,4 @@ class AlgorithmSettings:
         """
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1
-        return self.old_log_probs == "recompute" or steps > 1 or self.kl_coef > 0
+        return self.old_log_probs == "recompute" or steps > 1 or self.kl_coef > 0 or self.use_opd

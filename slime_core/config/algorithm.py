@@ -95,6 +95,13 @@ class AlgorithmGroup(Group):
     opsm_delta: Numeric[float] = Field(default=1e-4, ge=0)
     """Mean log-ratio beyond which use_opsm leaves a sequence out."""
 
+    use_opd: Numeric[bool] = False
+    """On-policy distillation: advantages also pull towards a teacher."""
+    opd_kl_coef: Numeric[float] = Field(default=1.0, ge=0)
+    """Weight of the log-ratio of policy to teacher in the advantages (use_opd)."""
+    opd_teacher_load: Identity[str | None] = None
+    """Folder of the teacher (Hugging Face), of the policy's own architecture (use_opd)."""
+
     value_clip: Numeric[float] = Field(default=0.2, gt=0)
     """Range around the old value within which the critic may move in one iteration (ppo)."""
     critic_lr: Numeric[float | None] = Field(default=None, ge=0)

@@ -39,6 +39,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda a: a.use_tis,
         "with use_tis",
     ),
+    (("opd_kl_coef", "opd_teacher_load"), lambda a: a.use_opd, "with use_opd"),
     (("opsm_delta",), lambda a: a.use_opsm, "with use_opsm"),
     (
         ("gamma",),
@@ -104,6 +105,8 @@ def _estimator(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> st
             f"advantage_estimator {estimator.name} divides by a constant length, which "
             "contradicts calculate_per_token_loss: leave that out, or use grpo"
         )
+    if a.use_opd and a.opd_teacher_load is None:
+        return "use_opd needs a teacher: set opd_teacher_load to a folder (Hugging Face)"
     if a.num_critic_only_steps > config.run.num_rollout > 0:
         return (
             f"num_critic_only_steps {a.num_critic_only_steps} leaves the policy untrained in all "

@@ -20,6 +20,7 @@ def response_columns(
     batch: TrainBatch,
     policy: PolicySteps,
     reference: HeldWeights | None = None,
+    teacher: HeldWeights | None = None,
     critic: CriticSteps | None = None,
 ) -> Columns:
     """Flat columns over the batch's response tokens, [sum R] each, the same on every rank.
@@ -29,14 +30,16 @@ def response_columns(
 
     Returns:
         `advantages` and `rollout`; where they are needed `old`, `train` and `ref` (see
-        PolicySteps.gradients), `values` and `returns` (see CriticSteps.gradients).
+        PolicySteps.gradients), `values` and `returns` (see CriticSteps.gradients), and for
+        metrics `kl` (of token rewards) and `teacher`.
     """
     device = policy.passes.device
     rows = [row for step in batch.steps for row in step]
     columns = {"rollout": torch.from_numpy(batch.rollout_log_probs).to(device)}
-    if reference is not None:
-        with reference.in_use():
-            columns["ref"] = policy.log_probs(batch, rows)
+    for name, other in (("ref", reference), ("teacher", teacher)):
+        if other is not None:
+            with other.in_use():
+                columns[name] = policy.log_probs(batch, rows)
     if algorithm.use_rollout_logprobs:
         columns["old"] = columns["rollout"]
     if algorithm.needs_old_log_probs(len(batch.steps)):
@@ -53,11 +56,13 @@ def response_columns(
             log_probs=columns.get("old"),
             ref_log_probs=columns.get("ref"),
             values=columns.get("values"),
+            teacher_log_probs=columns.get("teacher"),
         ),
     )
     columns["advantages"] = made.advantages
-    if made.returns is not None:
-        columns["returns"] = made.returns
+    for name, column in (("returns", made.returns), ("kl", made.kl)):
+        if column is not None:
+            columns[name] = column
     return columns
 
 

@@ -23,6 +23,13 @@ from slime_core.megatron.optimizer import (
 from slime_core.megatron.passes import MicroBatch, Passes, Report
 
 LARGEST = "train_rollout_logprob_abs_diff_max"
+COLUMN_MEANS = {
+    "rollout": "rollout/rollout_log_probs",
+    "advantages": "rollout/advantages",
+    "ref": "rollout/ref_log_probs",
+    "kl": "rollout/kl",
+    "teacher": "rollout/teacher_log_probs",
+}
 
 
 @dataclass(frozen=True)
@@ -135,12 +142,13 @@ class PolicySteps:
             ),
         )
         report = {name: value.double() for name, value in result.metrics.items()}
-        means = {"log_probs": current, "rollout/advantages": columns["advantages"]}
-        if "ref" in columns:
-            means["rollout/ref_log_probs"] = columns["ref"]
+        means = {"rollout/log_probs": current}
+        means |= {metric: columns[name] for name, metric in COLUMN_MEANS.items() if name in columns}
+        if "teacher" in columns:
+            means["rollout/opd_reverse_kl"] = old - columns["teacher"]
         report |= token_means(means, totals)
         gap = (train - columns["rollout"]).abs()
-        report[LARGEST] = gap.max().double() if gap.numel() else report["log_probs"] * 0
+        report[LARGEST] = gap.max().double() if gap.numel() else report["rollout/log_probs"] * 0
         return result.loss, report
 
 

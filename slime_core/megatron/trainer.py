@@ -60,9 +60,12 @@ class PolicyTrainer:
             model, self.shape = build_model(self.settings, shape, options)
             self.state = build_train_state(model, self.settings, options)
             self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), objective)
-            self.reference = self._build_reference()
-            uses_critic = self.settings.algorithm.uses_critic
-            self.critic = build_critic(self.settings, shape, options) if uses_critic else None
+            algorithm = self.settings.algorithm
+            self.reference = self._hold(algorithm.uses_reference, algorithm.ref_load)
+            self.teacher = self._hold(algorithm.use_opd, algorithm.opd_teacher_load)
+            self.critic = None
+            if algorithm.uses_critic:
+                self.critic = build_critic(self.settings, shape, options)
         except BaseException:
             parallel.stop()
             raise
@@ -117,7 +120,12 @@ class PolicyTrainer:
         tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
         started = time.perf_counter()
         columns = response_columns(
-            self.settings.algorithm, batch, self.policy, self.reference, self.critic
+            self.settings.algorithm,
+            batch,
+            self.policy,
+            self.reference,
+            self.teacher,
+            self.critic,
         )
         read = time.perf_counter()
         results = []
@@ -166,14 +174,14 @@ class PolicyTrainer:
             "non_finite_rows": sorted({row for part in parts for row in part.non_finite_rows}),
         }
 
-    def _build_reference(self) -> HeldWeights | None:
-        algorithm = self.settings.algorithm
-        if not algorithm.uses_reference:
+    def _hold(self, wanted: bool, checkpoint: str | None) -> HeldWeights | None:
+        """Weights of another role, if there is one; without a folder of its own, the actor's."""
+        if not wanted:
             return None
-        reference = HeldWeights(self.state.model, self.shape)
-        if algorithm.ref_load not in (None, self.settings.hf_checkpoint):
-            reference.read(algorithm.ref_load)
-        return reference
+        held = HeldWeights(self.state.model, self.shape)
+        if checkpoint not in (None, self.settings.hf_checkpoint):
+            held.read(checkpoint)
+        return held
 
     def _end_iteration(self) -> None:
         self.iterations += 1

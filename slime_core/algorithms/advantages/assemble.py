@@ -25,6 +25,7 @@ class AdvantageInputs:
         log_probs: [P] of the policy before the iteration, or None where nothing needs them.
         ref_log_probs: [P] of the reference, or None.
         values: [P] of the critic, or None.
+        teacher_log_probs: [P] of the teacher, or None.
     """
 
     rewards: Tensor
@@ -33,14 +34,22 @@ class AdvantageInputs:
     log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     values: Tensor | None = None
+    teacher_log_probs: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """advantages: float32 [P]. returns: float32 [P], what the critic learns, or None."""
+    """Float32 [P] each.
+
+    Attributes:
+        advantages: what the policy loss weighs tokens by.
+        returns: what the critic learns, or None.
+        kl: the KL that shaped token rewards, or None.
+    """
 
     advantages: Tensor
     returns: Tensor | None = None
+    kl: Tensor | None = None
 
 
 @torch.no_grad()
@@ -76,9 +85,15 @@ def token_advantages(
         )
     else:
         found = tokens.broadcast(x.rewards.double(), layout)
+    if settings.use_opd:
+        if x.log_probs is None or x.teacher_log_probs is None:
+            raise DataError("use_opd needs log-probs of the policy and of the teacher")
+        found = tokens.distill(
+            found, x.log_probs, x.teacher_log_probs, x.mask, settings.opd_kl_coef
+        )
     if settings.normalize_advantages:
         found = tokens.whiten(found, x.mask, all_reduce)
-    return Advantages(found.float(), None if returns is None else returns.float())
+    return Advantages(found.float(), None if returns is None else returns.float(), kl)
 
 
 def _kl(settings: AlgorithmSettings, x: AdvantageInputs) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.types import TrainBatch
+from slime_core.tracking.registry import find
 
 BASE: dict[str, Any] = {
     "lr": 1e-3,
@@ -26,6 +27,7 @@ BASE: dict[str, Any] = {
     "collective_timeout_s": 60.0,
 }
 PLUS = {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True}
+OPD = {"use_opd": True, "opd_teacher_load": "teacher"}  # the fixture knows the folder
 PPO = {"advantage_estimator": "ppo", "critic_lr": 2e-3}
 
 
@@ -128,6 +130,8 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"advantage_estimator": "reinforce_plus_plus_baseline"},
         "loss",
     ),
+    ({}, OPD, "loss"),
+    (OPD, {"opd_kl_coef": 0.5}, "loss"),
     (PPO, {"lambd": 0.5}, "loss"),
     (PPO, {"gamma": 0.5}, "loss"),
     (PPO, {"kl_coef": 0.5}, "loss"),
@@ -147,6 +151,8 @@ def ran(
     def run(**algorithm: Any) -> dict[str, Any]:
         key = repr(sorted(algorithm.items()))
         if key not in found:
+            if algorithm.get("use_opd"):
+                algorithm["opd_teacher_load"] = reference
             chosen = settings(model, ref_load=reference, **algorithm)
             chosen |= {"lr": 1e-2, "max_tokens_per_gpu": 4096}
             found[key] = steps_of(in_trainer(jobs.train, chosen, [two_steps]))[1]
@@ -166,6 +172,20 @@ def test_every_setting_changes_its_number(
     before, after = ran(**base), ran(**base | change)
     assert math.isfinite(after[name])
     assert after[name] != pytest.approx(before.get(name, math.nan), rel=1e-4)
+
+
+def test_every_reported_number_is_explained(ran: Callable[..., dict[str, Any]]) -> None:
+    everything = [
+        {"use_tis": True, "get_mismatch_metrics": True, "use_kl_loss": True},
+        {"use_rollout_logprobs": True, "use_opsm": True},
+        PPO | {"kl_coef": 0.5},
+        OPD,
+    ]
+    text = {"skipped", "weights_digest", "non_finite_rows"}
+    for chosen in everything:
+        for name in ran(**chosen).keys() - text:
+            metric = find(name if "/" in name else f"train/{name}")
+            assert metric is not None and "{" not in metric.name, name
 
 
 def test_mismatch_metrics_are_reported_where_asked_for(ran: Callable[..., dict[str, Any]]) -> None:
@@ -202,6 +222,24 @@ def test_the_kl_loss_equals_plain_torch(
     assert step["kl_loss"] == pytest.approx(kl_sum * share, rel=1e-4)
     assert step["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
     assert step["grad_norm"] == pytest.approx(norm.sum().sqrt().item(), rel=1e-5)
+
+
+def test_distillation_pulls_each_token_by_its_log_ratio(
+    model: str, reference: str, batch: TrainBatch, in_trainer: Callable[..., Any]
+) -> None:
+    chosen = settings(model, use_opd=True, opd_kl_coef=0.5, opd_teacher_load=reference)
+    (step,) = steps_of(in_trainer(jobs.train, chosen, [batch]))
+    own, teacher = models.load_model(model).double(), models.load_model(reference).double()
+    loss, gaps = 0.0, []
+    with torch.no_grad():
+        for row, weight in enumerate(sample_weights(batch)):
+            keep = torch.from_numpy(batch.loss_mask[batch.row_response(row)]).bool()
+            log_p = models.token_log_probs(own, batch, row)[keep]
+            gap = log_p - models.token_log_probs(teacher, batch, row)[keep]
+            loss -= weight * (batch.rewards[row] - 0.5 * gap).sum().item()
+            gaps += gap.tolist()
+    assert step["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-5)
+    assert step["rollout/opd_reverse_kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
 
 
 def test_the_gap_to_the_engine_is_the_trainers_also_where_the_ratio_refers_to_the_engine(

@@ -61,7 +61,7 @@ def steps_of(outcome: dict[str, Any]) -> list[dict[str, Any]]:
 def assert_same_numbers(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
     assert len(got) == len(want)
     for ours, theirs in zip(got, want, strict=True):
-        for name in ("loss", "entropy_loss", "grad_norm", "ppo_kl", "log_probs"):
+        for name in ("loss", "entropy_loss", "grad_norm", "ppo_kl", "rollout/log_probs"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=3e-6), name
         for name in ("tokens", "lr", "skipped"):
             assert ours[name] == theirs[name]

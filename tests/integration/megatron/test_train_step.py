@@ -97,7 +97,7 @@ def test_micro_batches_chunks_and_row_order_change_nothing(
     found = [steps_of(in_trainer(jobs.train, s, [b]))[0] for s, b in variants]
     assert [step["micro_batches"] for step in found[:3]] == [1, pytest.approx(8, abs=2), 24]
     for step in found[1:]:
-        for name in ("loss", "pg_loss", "entropy_loss", "grad_norm", "log_probs"):
+        for name in ("loss", "pg_loss", "entropy_loss", "grad_norm", "rollout/log_probs"):
             assert step[name] == pytest.approx(found[0][name], rel=2e-5, abs=1e-6), name
         for name in ("tokens", "train_rollout_logprob_abs_diff_max"):
             assert step[name] == pytest.approx(found[0][name], rel=1e-6)
@@ -154,7 +154,7 @@ def test_the_gap_to_the_engine_is_measured_on_trained_tokens_only(
             chosen_all += chosen[keep].tolist()
     assert step["train_rollout_logprob_abs_diff"] == pytest.approx(mean_gap, rel=1e-5)
     assert step["train_rollout_logprob_abs_diff_max"] == pytest.approx(largest, rel=1e-5)
-    assert step["log_probs"] == pytest.approx(sum(chosen_all) / len(chosen_all), rel=1e-5)
+    assert step["rollout/log_probs"] == pytest.approx(sum(chosen_all) / len(chosen_all), rel=1e-5)
 
 
 def test_the_same_inputs_give_the_same_bits(model: str, in_trainer: Callable[..., Any]) -> None:

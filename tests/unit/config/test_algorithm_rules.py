@@ -54,6 +54,8 @@ PPO = {"advantage_estimator": "ppo"}
         ({"tis_clip": 3.0}, ("tis_clip 3.0 has an effect only with use_tis",)),
         ({"tis_level": "sequence"}, ("only with use_tis",)),
         ({"opsm_delta": 0.5}, ("only with use_opsm",)),
+        ({"use_opd": True}, ("use_opd needs a teacher: set opd_teacher_load",)),
+        ({"opd_teacher_load": "t"}, ("only with use_opd",)),
         ({"gamma": 0.9}, ("gamma 0.9", "reinforce_plus_plus or ppo")),
         (PLUS | {"lambd": 0.9}, ("lambd 0.9", "with advantage_estimator ppo")),
         ({"critic_lr": 1e-3}, ("critic_lr 0.001", "with advantage_estimator ppo")),
@@ -89,6 +91,7 @@ def test_what_contradicts_or_has_no_effect_is_one_sentence(overrides, words):
         PPO | {"use_kl_loss": True, "kl_loss_coef": 0.01, "eps_clip_c": 3.0},
         {"advantage_estimator": "cispo", "eps_clip": 1.0, "eps_clip_high": 4.0},
         {"use_kl_loss": True},
+        {"use_opd": True, "opd_teacher_load": "t", "opd_kl_coef": 0.5},
         {"ref_load": "elsewhere"},  # launch scripts name the reference also where no KL is used
         {"use_opsm": True, "num_steps_per_rollout": 2},
         {"use_opsm": True, "use_rollout_logprobs": True},
