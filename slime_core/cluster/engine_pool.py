@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from slime_core.engines.client import EngineClient
+from slime_core.engines.health import HealthRules, HealthWatch
 from slime_core.engines.launcher import EngineProcess
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.waits import Deadline, together
 
 log = logging.getLogger(__name__)
+HEALTH = HealthRules(interval_s=5.0, timeout_s=20.0, max_failures=3)
 
 
 @dataclass
@@ -26,11 +28,13 @@ class Engine:
         quarantined: why it may not be used; None while it may.
         restarts: how often it was started anew in this stage.
         pardons: how often in this stage it was found good after a request had failed.
+        watch: counts health checks in a row that it did not answer.
     """
 
     name: str
     process: EngineProcess
     client: EngineClient
+    watch: HealthWatch
     quarantined: str | None = None
     restarts: int = 0
     pardons: int = 0
@@ -42,10 +46,12 @@ class PoolLimits:
 
     Attributes:
         restarts: of one engine in one stage.
+        health: when an engine that lives but does not answer counts as failed.
     """
 
     start_timeout_s: float
     restarts: int
+    health: HealthRules = HEALTH
 
 
 @dataclass
@@ -68,7 +74,8 @@ class EnginePool:
         for index in range(self.size):
             process, client = self.spawn(index)
             process.start()
-            self.engines.append(Engine(f"engine-{index}", process, client))
+            watch = self._watch(process, client)
+            self.engines.append(Engine(f"engine-{index}", process, client, watch))
 
     async def ready(self) -> None:
         """Waits until every engine answers; an engine that died is named with its log's end."""
@@ -98,7 +105,15 @@ class EnginePool:
 
     def admit(self, name: str) -> None:
         """Puts a verified engine into use."""
-        self._named(name).quarantined = None
+        engine = self._named(name)
+        engine.quarantined, engine.watch.failures = None, 0
+
+    async def watch_health(self) -> None:
+        """Asks usable engines at intervals whether they answer, until it is cancelled. What it
+        finds stands in their `watch`."""
+        while True:
+            await asyncio.sleep(self.limits.health.interval_s)
+            await asyncio.gather(*(engine.watch.check() for engine in self.usable))
 
     def renew_budgets(self) -> None:
         """Begins a stage: every engine may be restarted as often as configured."""
@@ -123,6 +138,7 @@ class EnginePool:
             await engine.client.close()
             await asyncio.to_thread(engine.process.terminate)
             engine.process, engine.client = self.spawn(self.engines.index(engine))
+            engine.watch = self._watch(engine.process, engine.client)
             engine.process.start()
             try:
                 limit_s = self.limits.start_timeout_s
@@ -145,6 +161,9 @@ class EnginePool:
             for engine in self.engines:
                 await engine.client.close()
             self.engines.clear()
+
+    def _watch(self, process: EngineProcess, client: EngineClient) -> HealthWatch:
+        return HealthWatch(client, self.limits.health, lambda: process.alive)
 
     def _named(self, name: str) -> Engine:
         return next(engine for engine in self.engines if engine.name == name)

@@ -23,14 +23,15 @@ T = TypeVar("T")
 
 
 async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits work that needs engines; one that ends or fails meanwhile is repaired, brought to the
-    served version and given back to the workers.
+    """Awaits work that needs engines; one that ends, hangs or fails meanwhile is repaired, brought
+    to the served version and given back to the workers.
 
     Raises:
         EngineError: no engine is left; says why.
     """
     ctx.engines.renew_budgets()
     task = asyncio.create_task(work)
+    health = asyncio.create_task(ctx.engines.watch_health())
     try:
         while True:
             done, _ = await asyncio.wait({task}, timeout=WATCH_INTERVAL_S)
@@ -38,9 +39,9 @@ async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
                 return task.result()
             await _revive(ctx)
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        task.cancel()
+        health.cancel()
+        await asyncio.gather(task, health, return_exceptions=True)
 
 
 async def bring_weights(ctx: RunContext) -> SyncOutcome:
@@ -90,8 +91,11 @@ async def read_canary(ctx: RunContext) -> CanaryReading:
 
 
 async def _revive(ctx: RunContext) -> None:
-    """Repairs every engine that ended, was quarantined, or failed a request of a worker."""
+    """Repairs every engine that ended, hangs, was quarantined, or failed a worker's request."""
     down = await _marked_down(ctx)
+    for engine in ctx.engines.usable:
+        if engine.watch.gone:
+            down[engine.client.url] = "it does not answer health checks"
     broken = [engine for engine in ctx.engines.engines if _complaint(engine, down)]
     hopeful = [e for e in broken if ctx.engines.can_restart(e) or e.client.url in down]
     if not hopeful:

@@ -14,6 +14,7 @@ from typing import Any
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
 from slime_core.cluster.train_call import TrainCall
 from slime_core.config.loading import load_config
+from slime_core.engines.health import HealthRules
 from slime_core.errors import EngineError, TrainerError
 from slime_core.refs import Ref, digest_of
 from slime_core.run.context import RunContext
@@ -138,6 +139,9 @@ class StandInEngine:
     async def close(self) -> None:
         return
 
+    async def health(self, timeout_s: float = 10.0) -> bool:
+        return self.alive and "health" not in self.failing
+
     async def pause(self, mode: str) -> None:
         self._answer("pause")
 
@@ -230,7 +234,8 @@ class Lab:
             return engine, engine
 
         tolerance = config.fault_tolerance
-        pool = EnginePool(spawn, self._size, PoolLimits(1.0, tolerance.engine_restarts))
+        limits = PoolLimits(1.0, tolerance.engine_restarts, HealthRules(0.005, 1.0, 3))
+        pool = EnginePool(spawn, self._size, limits)
         pool.start()
         transport: Any = StandInTransport(trainer)
         paths = RunPaths.create(self.folder, "r")

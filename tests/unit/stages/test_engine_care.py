@@ -121,6 +121,22 @@ def test_an_engine_that_failed_a_request_but_proves_itself_is_pardoned_once(ctx)
     assert len(marks) == 2 and engine.restarts == 1, "the second time in a stage it starts anew"
 
 
+def test_a_hung_engine_is_started_anew(ctx):
+    """It lives, but answers neither health checks nor the canary."""
+    old = process(ctx, 1)
+    old.failing = {"health", "score"}
+    run(ctx, lambda: len(ctx.rollout.urls) == 2 and old.url not in ctx.rollout.urls)
+    assert not old.alive and ctx.engines.engines[1].restarts == 1
+
+
+def test_an_engine_that_missed_health_checks_but_answers_again_is_spared(ctx):
+    engine = ctx.engines.engines[1]
+    url = engine.client.url
+    process(ctx, 1).failing = {"health"}
+    run(ctx, lambda: engine.pardons == 1 and url in ctx.rollout.urls)
+    assert engine.restarts == 0
+
+
 def test_an_engine_with_other_weights_is_not_pardoned(ctx):
     engine = ctx.engines.engines[0]
     url = engine.client.url
