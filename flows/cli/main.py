@@ -14,6 +14,8 @@ COMMANDS = {
     "verify": "check everything a run stores against what was signed",
     "query": "ask SQL about iterations, groups, samples and tokens",
     "export": "write every stored row of a run to a Parquet file",
+    "replay": "train stored batches again, as they were or with other flags, and compare",
+    "fork": "start a new run from an iteration of another one",
     "doctor": "look at this machine: versions, devices, folders, ports",
 }
 USAGE = "\n".join(

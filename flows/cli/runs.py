@@ -16,7 +16,12 @@ def main(arguments: list[str]) -> int:
     elif not runs:
         print(f"no runs in {root_url(options)}")
     else:
-        show([_line(run) for run in runs], as_json=False)
+        lines = [_line(run) for run in runs]
+        if any(run.note for run in runs):
+            lines = [
+                {**line, "note": run.note or None} for line, run in zip(lines, runs, strict=True)
+            ]
+        show(lines, as_json=False)
     return 0
 
 
@@ -27,7 +32,7 @@ def _line(run: RunOverview) -> dict[str, object]:
         "iterations": run.iterations,
         "reward": run.reward,
         "age": _age(run.age_s),
-        "where": f"{run.where} ({run.note})" if run.note else run.where,
+        "where": run.where,
     }
 
 

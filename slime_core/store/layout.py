@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 RUN = "run.json"
+CONFIGS = "configs/"
 EPOCHS = "epochs/"
 DRAWS = "draws/"
 GROUPS = "groups/"
@@ -27,6 +28,11 @@ def number(value: int) -> str:
     if value < 0:
         raise ValueError(f"{value} cannot stand in a key")
     return f"{value:06d}"
+
+
+def config(numeric_digest: str) -> str:
+    """The configuration that iterations with this numeric digest were trained with."""
+    return f"{CONFIGS}{numeric_digest}.json"
 
 
 def epoch(epoch: int) -> str:

@@ -1,0 +1,34 @@
+"""`slime fork RUN --at K --run-id NEW`: a new run that begins with the history of another one."""
+
+from __future__ import annotations
+
+import re
+
+from flows.cli.stored import open_root, open_run, parser, root_url, show
+from slime_core.config.flags import parse
+from slime_core.errors import ConfigError
+from slime_core.run.fork import CHANGEABLE, fork_run
+from slime_core.store.backend import join_url, open_backend
+
+
+def main(arguments: list[str]) -> int:
+    """Makes the fork and says how to train it."""
+    made = parser("fork", __doc__)
+    made.add_argument("--at", type=int, required=True, help="last iteration that is shared")
+    made.add_argument("--run-id", required=True, metavar="NEW", help="id of the new run")
+    made.add_argument("--run-name", help="another name")
+    made.add_argument("--seed", type=int, help="another seed from there on")
+    made.add_argument("--n-samples-per-prompt", type=int, help="another size of the groups")
+    options = parse(made, arguments)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", options.run_id):
+        raise ConfigError(f"run id {options.run_id!r}: use letters, digits, '.', '_' and '-'")
+    _, source = open_run(options)
+    changes = {n: v for n in CHANGEABLE if (v := getattr(options, n)) is not None}
+    target = open_backend(join_url(root_url(options), options.run_id))
+    fork = fork_run(
+        open_root(options), source, target, run_id=options.run_id, at=options.at, changes=changes
+    )
+    show([vars(fork)], options.json)
+    if not options.json:
+        print(f"train it with: slime train CONFIG.yaml --run-id {options.run_id}")
+    return 0

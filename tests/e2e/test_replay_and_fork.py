@@ -1,0 +1,51 @@
+"""A trained run is trained again to the bit, and a fork of it goes its own way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import ROOT, RunFolder, finish, start
+
+FLAGS = (
+    *("--no-prefect", "--no-use-mlflow", "--save-interval", "2", "--num-rollout", "4"),
+    *("--eval-interval", "100", "--skip-eval-before-train"),
+)
+
+
+def slime(run: RunFolder, name: str, *flags: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli.main", name, *flags, "--workspace", str(run.workspace)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_replay_and_fork(tmp_path: Path) -> None:
+    base, twig = RunFolder(tmp_path, "base"), RunFolder(tmp_path, "twig")
+    finish(start(base, *FLAGS), base)
+
+    code, output = slime(base, "replay", "base", "--iterations", "1:4", "--json")
+    assert code == 0, output
+    assert [json.loads(line)["same"] for line in output.splitlines()] == [True] * 3
+    code, output = slime(base, "replay", "base", "--iterations", "3", "--lr", "0.01", "--json")
+    assert code == 0 and not json.loads(output)["same"], output
+
+    code, output = slime(base, "fork", "base", "--at", "1", "--run-id", "twig")
+    assert code == 0, output
+    finish(start(twig, *FLAGS, "--lr", "0.01"), twig)
+    for run in (base, twig):
+        code, output = slime(run, "verify", run.run_id, "--rows")
+        assert code == 0, output
+    common, different = "iterations/000001/ledger.json", "iterations/000002/ledger.json"
+    assert base.document(common) == twig.document(common)
+    assert base.document(different)["body"]["state"] != twig.document(different)["body"]["state"]
+    code, output = slime(twig, "replay", "twig", "--iterations", "2:4")
+    assert code == 0 and "the same weights to the bit" in output, output
