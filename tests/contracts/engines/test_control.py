@@ -76,17 +76,22 @@ def test_load_rises_and_falls(play):
 def test_metrics(play):
     async def scenario(client, http):
         def value(page: str, name: str) -> float:
-            match = re.search(rf"^sglang:{name}{{.*}} (\S+)$", page, re.M)
-            assert match, name
-            return float(match[1])
+            series = re.findall(rf"^sglang:{name}{{.*}} (\S+)$", page, re.M)
+            assert series, name
+            return sum(map(float, series))
 
         before = (await http.get("/metrics")).text
         result = await client.generate(GenerateRequest(PROMPT, GREEDY))
-        page = (await http.get("/metrics")).text
+
+        async def counted() -> str | None:
+            page = (await http.get("/metrics")).text
+            gained = value(page, "generation_tokens_total")
+            gained -= value(before, "generation_tokens_total")
+            return page if gained == len(result.tokens) else None
+
+        page = await apoll("the tokens to be counted", 10, counted, interval_s=0.05)
         for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "gen_throughput"):
             assert value(page, name) >= 0
-        gained = value(page, "generation_tokens_total") - value(before, "generation_tokens_total")
-        assert gained == len(result.tokens)
         assert value(page, "prompt_tokens_total") - value(before, "prompt_tokens_total") == 5
         for name in ("e2e_request_latency", "time_to_first_token"):
             count = f"{name}_seconds_count"
