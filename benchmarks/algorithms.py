@@ -49,7 +49,7 @@ ROWS: dict[str, Row] = {
     "reinforce_plus_plus": Row(f"--advantage-estimator reinforce_plus_plus {_WHITE}", 0.90, 0.80),
     "rloo": Row("--advantage-estimator rloo", 0.90, 0.80),
     "cispo": Row("--advantage-estimator cispo", 0.90, 0.80),
-    "ppo": Row("--advantage-estimator ppo --critic-lr 1e-3", 0.93, 0.88),
+    "ppo": Row(f"--advantage-estimator ppo --critic-lr 1e-3 {_WHITE}", 0.93, 0.88),
     "stale": Row(_STALE, stale=4),
     "stale-tis": Row(f"{_STALE} --use-tis", 0.90, 0.78, stale=4),
     "stale-icepop": Row(f"{_STALE} --use-tis --tis-mode mask --tis-clip-low 0.5", stale=4),
