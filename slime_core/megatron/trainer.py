@@ -6,6 +6,7 @@ Imports megatron, so the device layer must be installed first (rank.py does).
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -34,6 +35,7 @@ from slime_core.megatron.signals import Columns, response_columns
 from slime_core.megatron.step import Gradients, PolicySteps
 from slime_core.weights.tables import bind, read_shape
 
+log = logging.getLogger(__name__)
 REFERENCE, CRITIC = "reference", "critic"  # folders inside a checkpoint
 _SEED_BITS = 31  # Megatron adds small offsets and numpy takes 32 bits
 
@@ -217,18 +219,28 @@ class PolicyTrainer:
     def load(self, directory: str) -> dict[str, Any]:
         """Restores a checkpoint; returns the extra values saved with it.
 
+        A role that the settings have gained since begins as in a new run, from the iteration on
+        in which they changed.
+
         Raises:
-            TrainerError: it lacks a role that the settings ask for, or is none.
+            TrainerError: no checkpoint there, or it does not fit.
         """
         folder = Path(directory)
         extra = load_checkpoint(self.state, folder)
-        if self._reference_moves:
+        if self._reference_moves and self._has(folder, REFERENCE):
             assert self.reference is not None
             self.reference.load(folder / REFERENCE)
-        if self.critic is not None:
+        if self.critic is not None and self._has(folder, CRITIC):
             load_checkpoint(self.critic.passes.state, folder / CRITIC)
         self.iterations = extra["iterations"]
         return extra
+
+    @staticmethod
+    def _has(folder: Path, role: str) -> bool:
+        if (folder / role).is_dir():
+            return True
+        log.warning("checkpoint %s has no %s: it begins anew", folder.name, role)
+        return False
 
     @property
     def _reference_moves(self) -> bool:

@@ -369,6 +369,19 @@ def test_a_resume_continues_bit_for_bit_with_all_roles(
     assert steps_of(resumed) == steps_of(whole)[6:]
 
 
+def test_a_role_that_a_checkpoint_lacks_begins_anew(
+    model: str, tmp_path: Path, batch: TrainBatch, in_trainer: Callable[..., Any]
+) -> None:
+    """The estimator may change in mid run."""
+    checkpoint = str(tmp_path / "c")
+    in_trainer(jobs.train, settings(model), [batch] * 2, None, (1, checkpoint))
+    found = in_trainer(jobs.train, settings(model, **PPO), [batch] * 2, checkpoint)
+    first, second = steps_of(found)
+    assert first["rollout/values"] == 0.0 != second["rollout/values"]
+    fresh = steps_of(in_trainer(jobs.train, settings(model, **PPO), [batch]))[0]
+    assert first["weights_digest"].split()[0] != fresh["weights_digest"].split()[0]
+
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": {},
     "tp2-sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
