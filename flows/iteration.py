@@ -45,8 +45,9 @@ async def stage_task(name: str, iteration: int, *arguments: Any) -> Any:
 async def tolerant_iteration(k: int) -> None:
     """Runs iteration k as a subflow, and goes on without one where Prefect's API is away.
 
-    Only Prefect's own calls are forgiven. The store knows which stages were done, so what began
-    as a subflow is continued without it.
+    The store knows which stages were done, so what began as a subflow is continued without it. A
+    stage's own error ends the run: an error of its HTTP calls, which looks like Prefect's, comes
+    again without the subflow.
     """
     state = shown()
     state.expect()
@@ -59,7 +60,7 @@ async def tolerant_iteration(k: int) -> None:
     try:
         await iteration(k)
     except API_ERRORS as error:
-        if state.failure is not None:
+        if state.failure is not None and state.failure is not error:
             raise state.failure from None
         log.warning("Prefect failed during iteration %06d: %s", k, error)
         if state.current is not None:

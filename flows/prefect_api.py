@@ -16,6 +16,7 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import StateType
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
@@ -25,7 +26,7 @@ from flows.server import api_answers
 from slime_core.tracking.registry import find
 
 log = logging.getLogger(__name__)
-API_ERRORS = (httpx.HTTPError, ObjectNotFound)
+API_ERRORS = (httpx.HTTPError, ObjectNotFound, ConcurrencySlotAcquisitionError)
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 PAGE = 200
 GONE = "the process of this run is gone; the run went on in another flow run"

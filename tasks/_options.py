@@ -17,12 +17,15 @@ from tasks._run import stage_name
 
 
 def task_options(stage: str, numbered: bool = True) -> dict[str, Any]:
-    """Options of a stage's task; `numbered` ones work on an iteration."""
+    """Options of a stage's task; `numbered` ones work on an iteration.
+
+    No tags: Prefect asks its API for a slot before each task that has one, and fails the task
+    where the API is away.
+    """
     naming = {"task_run_name": _task_run_name} if numbered else {"task_run_name": stage}
     return {
         "name": stage,
         **naming,
-        "tags": [f"stage:{stage}"],
         "persist_result": False,
         "cache_policy": NO_CACHE,
         "retries": 0,

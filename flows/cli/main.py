@@ -16,6 +16,7 @@ COMMANDS = {
     "export": "write every stored row of a run to a Parquet file",
     "replay": "train stored batches again, as they were or with other flags, and compare",
     "fork": "start a new run from an iteration of another one",
+    "gc": "compact a run's rows, give old ones up, delete what nothing needs",
     "doctor": "look at this machine: versions, devices, folders, ports",
 }
 USAGE = "\n".join(

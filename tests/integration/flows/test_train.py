@@ -76,7 +76,6 @@ def test_a_run_is_shown_as_named_iterations_and_stages(server, tmp_path):
     assert set(tasks) == {f"{stage} 000001" for stage in [*STAGES, "evaluate"]}
     assert tasks["generate 000001"].state.name == "Completed (from store)"
     assert tasks["train 000001"].state.name == "Completed"
-    assert "stage:train" in tasks["train 000001"].tags
 
 
 def test_each_iteration_leaves_a_table_of_its_numbers(server, tmp_path):
