@@ -20,7 +20,7 @@ def log_probs_of_rows(
     *,
     vocab_size: int,
     temperature: float,
-    chunk_tokens: int | None,
+    chunk_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of targets and entropies, at most `chunk_tokens` rows of logits at a time.
 
@@ -32,12 +32,12 @@ def log_probs_of_rows(
         targets: int64 [n]
         vocab_size: columns that count; padding columns do not take part.
         temperature: divides the logits.
-        chunk_tokens: None computes all rows at once.
+        chunk_tokens: rows at a time.
 
     Returns:
         float32 [n] log-probs, float32 [n] entropies in nats.
     """
-    whole = chunk_tokens is None or rows.size(0) <= chunk_tokens
+    whole = rows.size(0) <= chunk_tokens
     if parallel.tensor_group().size() == 1:
 
         def project(part: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,6 @@ def log_probs_of_rows(
 
         if whole:
             return log_probs_and_entropy(project(rows), targets, temperature)
-        assert chunk_tokens is not None
         return chunked_log_probs(project, rows, targets, temperature, chunk_tokens)
 
     def one(part: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +52,6 @@ def log_probs_of_rows(
 
     if whole:
         return one(rows, targets)
-    assert chunk_tokens is not None
     pieces = [
         checkpoint(one, part, wanted, use_reentrant=False)
         for part, wanted in zip(rows.split(chunk_tokens), targets.split(chunk_tokens), strict=True)

@@ -9,6 +9,9 @@ from typing import Any, Literal
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import ConfigError
 
+LOGITS_AT_ONCE = 130_000_000
+"""Some five float32 copies of them are alive at the peak of the backward pass: below 3 GB."""
+
 
 @dataclass(frozen=True)
 class TrainerSettings:
@@ -37,7 +40,8 @@ class TrainerSettings:
         use_dynamic_batch_size, max_tokens_per_gpu, micro_batch_size: micro-batches of training.
         log_probs_max_tokens_per_gpu: cap of the separate forward pass; default
             max_tokens_per_gpu.
-        logits_chunk_tokens: positions whose logits are in memory at once; None keeps them all.
+        logits_chunk_tokens: positions whose logits are in memory at once; None takes as many as
+            LOGITS_AT_ONCE logits of a rank's part of the vocabulary allow.
         make_vocab_size_divisible_by: vocabulary rows are padded to a multiple of it.
         megatron: further Megatron options by name, see arguments.py.
     """
@@ -84,7 +88,7 @@ class TrainerSettings:
     max_tokens_per_gpu: int | None = None
     micro_batch_size: int = 1
     log_probs_max_tokens_per_gpu: int | None = None
-    logits_chunk_tokens: int | None = 4096
+    logits_chunk_tokens: int | None = None
     make_vocab_size_divisible_by: int = 128
 
     megatron: Mapping[str, Any] = field(default_factory=dict)
@@ -101,6 +105,11 @@ class TrainerSettings:
     @property
     def data_parallel_size(self) -> int:
         return self.world_size // self.model_parallel_size
+
+    def logits_chunk(self, vocab_size: int) -> int:
+        """Positions whose logits are computed at once, for a (padded) vocabulary."""
+        local = -(-vocab_size // self.tensor_model_parallel_size)
+        return self.logits_chunk_tokens or max(1, LOGITS_AT_ONCE // local)
 
     def check(self) -> None:
         """Refuses what cannot work.

@@ -109,7 +109,7 @@ class PolicySteps:
             micro.targets,
             vocab_size=self.passes.shape.vocab_size,
             temperature=temperature or settings.rollout_temperature,
-            chunk_tokens=settings.logits_chunk_tokens,
+            chunk_tokens=settings.logits_chunk(self.passes.shape.padded_vocab_size),
         )
 
     def _loss(

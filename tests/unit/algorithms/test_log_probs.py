@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime_core.algorithms.log_probs import chunked_log_probs, log_probs_and_entropy
 from slime_core.errors import ConfigError
+from slime_core.megatron.settings import TrainerSettings
 
 TOKENS, VOCAB, HIDDEN = 11, 37, 8
 
@@ -159,6 +160,25 @@ def test_memory_is_that_of_one_chunk_of_logits_whatever_the_number_of_tokens():
     small = 3 * vocab * HIDDEN * 4 + 256 * (HIDDEN + 8) * 4 * 4
     assert max(peaks.values()) < 5 * one_chunk + small
     assert peaks[256] - peaks[64] < one_chunk / 2
+
+
+def test_the_head_of_a_large_model_stays_below_three_gigabytes():
+    """16,384 tokens, 152,064 words, hidden size 1,024, all cut by 16: bytes shrink by 256."""
+    cut, full_vocab = 16, 152_064
+    chunk = TrainerSettings(hf_checkpoint="x").logits_chunk(full_vocab)
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.randn(full_vocab // cut, 1024 // cut, dtype=dtype, requires_grad=True)
+        weight.grad = torch.zeros_like(weight)  # the step without a head has it, too
+        hidden = torch.randn(16_384 // cut, 1024 // cut, dtype=dtype, requires_grad=True)
+        targets = torch.randint(0, full_vocab // cut, (len(hidden),))
+        with PeakBytes() as meter:
+            meter.watch(weight.untyped_storage())
+            log_probs, entropy = chunked_log_probs(
+                lambda h, w=weight: h @ w.T, hidden, targets, chunk_tokens=chunk // cut
+            )
+            (log_probs.sum() + entropy.sum()).backward()
+        added = meter.peak - weight.untyped_storage().nbytes()
+        assert added * cut * cut < 3e9
 
 
 def test_no_tokens_is_an_empty_result_with_a_gradient_path():

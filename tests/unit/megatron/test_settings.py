@@ -40,3 +40,13 @@ def test_defaults_pass_and_sizes_multiply() -> None:
     )
     settings.check()
     assert (settings.model_parallel_size, settings.data_parallel_size) == (4, 2)
+
+
+def test_chunks_of_logits_follow_from_the_vocabulary() -> None:
+    def chunk(vocab: int, **changes: Any) -> int:
+        return TrainerSettings(hf_checkpoint="x", **changes).logits_chunk(vocab)
+
+    assert chunk(152_064) == 854
+    assert chunk(152_064, tensor_model_parallel_size=2) == 1709
+    assert chunk(152_064, logits_chunk_tokens=7) == 7
+    assert chunk(10**9) == 1
