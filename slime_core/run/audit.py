@@ -110,10 +110,10 @@ def _seals(
         if body["segment"] != segment or body["parent"] != parent:
             found.problems.append(f"{path} does not follow the seal before it")
         parent = document["digest"]
-        held = _rows_of_parts(run, document, found)
+        held = _rows_of_parts(run, document, path.parent, found)
         groups: dict[int, tuple[Any, ...]] = {}
         for group, attempt, verdict, _, rows, _, _, digest in body["groups"]:
-            if held.get((group, attempt, verdict)) != rows:
+            if held is not None and held.get((group, attempt, verdict)) != rows:
                 found.lost.append(group)
                 found.problems.append(f"{path} names rows of group {group} that no part holds")
             if group not in drawn:
@@ -128,12 +128,18 @@ def _seals(
 
 
 def _rows_of_parts(
-    run: Path, seal: dict[str, Any], found: Audit
-) -> dict[tuple[int, int, str], int]:
-    """(group id, attempt, verdict) -> rows, from the parts that a seal lists."""
+    run: Path, seal: dict[str, Any], folder: Path, found: Audit
+) -> dict[tuple[int, int, str], int] | None:
+    """(group id, attempt, verdict) -> rows, from the parts that a seal lists or the file they were
+    put together in; None where the rows were given up."""
+    if (folder / "dropped.json").is_file():
+        return None
+    paths = [run / part[0] for part in seal["by"]["parts"]]
+    compacted = sorted(folder.glob("compact-*.arrow"))[:1]
+    if compacted and not all(path.is_file() for path in paths):
+        paths = compacted
     held: dict[tuple[int, int, str], int] = {}
-    for part in seal["by"]["parts"]:
-        path = run / part[0]
+    for path in paths:
         if not path.is_file():
             found.problems.append(f"{path} is gone, but a seal needs it")
             continue

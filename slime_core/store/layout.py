@@ -16,6 +16,8 @@ CHECKPOINTS = "checkpoints/"
 QUARANTINE = "quarantine/"
 
 _PART = re.compile(r"groups/(\d{6,})/(\d{6,})-(\d{6,})-([0-9a-f]{32})\.arrow")
+_COMPACT = re.compile(r"groups/(\d{6,})/compact-([0-9a-f]{32})\.arrow")
+_DROPPED = re.compile(r"groups/(\d{6,})/dropped\.json")
 _DRAWS = re.compile(r"draws/(\d{6,})\.arrow")
 _EPOCH = re.compile(r"epochs/(\d{6,})(\.json|\.ended|\.alive-(\d{6,}))")
 _MANIFEST = re.compile(r"checkpoints/(\d{6,})-(\d{6,})/manifest\.json")
@@ -66,6 +68,16 @@ def seal(segment: int) -> str:
     return f"{GROUPS}{number(segment)}/seal.json"
 
 
+def compact(segment: int, checksum: str) -> str:
+    """All groups of a sealed segment in one compressed file, instead of its parts."""
+    return f"{GROUPS}{number(segment)}/compact-{checksum}.arrow"
+
+
+def dropped(segment: int) -> str:
+    """Says that the rows of a sealed segment were given up."""
+    return f"{GROUPS}{number(segment)}/dropped.json"
+
+
 def scores(scorer: str, segment: int) -> str:
     return f"scores/{scorer}/{number(segment)}.arrow"
 
@@ -111,6 +123,30 @@ class PartName:
     @property
     def key(self) -> str:
         return part(self.segment, self.epoch, self.seq, self.checksum)
+
+
+@dataclass(frozen=True, order=True)
+class CompactName:
+    """What the key of a compacted segment says."""
+
+    segment: int
+    checksum: str
+
+    @property
+    def key(self) -> str:
+        return compact(self.segment, self.checksum)
+
+
+def parse_compact(key: str) -> CompactName | None:
+    """Reads the key of a compacted segment, None for any other."""
+    match = _COMPACT.fullmatch(key)
+    return CompactName(int(match[1]), match[2]) if match else None
+
+
+def parse_dropped(key: str) -> int | None:
+    """The segment whose rows were given up, None for any other key."""
+    match = _DROPPED.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def parse_part(key: str) -> PartName | None:

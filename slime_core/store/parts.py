@@ -78,7 +78,7 @@ class GroupEntry:
 class Part:
     """A stored part and what is in it."""
 
-    name: layout.PartName
+    name: layout.PartName | layout.CompactName
     size_bytes: int
     groups: tuple[GroupEntry, ...]
 
@@ -136,7 +136,7 @@ def write_part(
 class PartFile:
     """A verified part, open for reading. Its columns are views of `data`, the mapped file."""
 
-    def __init__(self, name: layout.PartName, data: pa.Buffer) -> None:
+    def __init__(self, name: layout.PartName | layout.CompactName, data: pa.Buffer) -> None:
         found = checksum(data)
         if found != name.checksum:
             raise DigestError(f"{name.key} is damaged: its bytes have checksum {found}")
@@ -153,6 +153,11 @@ class PartFile:
             )
         self.part = Part(name, len(data), groups)
         self.data = data
+        self._batches = {(group.group_id, group.attempt): group for group in groups}
+
+    def find(self, group_id: int, attempt: int) -> GroupEntry | None:
+        """What the part says about one attempt at a group, None where it holds none."""
+        return self._batches.get((group_id, attempt))
 
     def rows(self, batch: int) -> SampleBatch:
         """The rows of one group."""
@@ -181,7 +186,7 @@ def open_part(cache: NodeCache, key: str) -> PartFile:
         MissingError: it is not there.
         DigestError: its bytes are not those its name promises.
     """
-    name = layout.parse_part(key)
+    name = layout.parse_part(key) or layout.parse_compact(key)
     if name is None:
         raise DataError(f"{key} is no part")
     try:
@@ -229,13 +234,17 @@ def quarantine(cache: NodeCache, key: str, reason: str) -> Quarantined:
 
 
 def serialise(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, about: dict[str, Any]
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    about: dict[str, Any],
+    compression: str | None = None,
 ) -> pa.Buffer:
     """An Arrow IPC file whose schema metadata holds `about`."""
     text = json.dumps(about, separators=(",", ":")).encode()
     schema = schema.with_metadata({METADATA_KEY: text})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue()

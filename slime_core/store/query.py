@@ -14,7 +14,7 @@ from slime_core.errors import ConfigError, StoreError
 from slime_core.store import layout, tables
 from slime_core.store.cache import NodeCache
 from slime_core.store.documents import read_document
-from slime_core.store.seal import list_seals
+from slime_core.store.seal import list_dropped, list_seals
 from slime_core.store.table_index import TableIndex
 
 TABLES = {
@@ -55,10 +55,9 @@ def query(cache: NodeCache, sql: str) -> pa.Table:
         import duckdb
     except ImportError as error:
         raise ConfigError("queries need the extra: pip install 'slime-flow[query]'") from error
-    segments = list_seals(cache.backend)
     index = TableIndex(cache)
     with duckdb.connect(config={"enable_external_access": "false"}) as connection:
-        for name, table in _registered(cache, index, segments).items():
+        for name, table in _registered(cache, index).items():
             connection.register(name, table)
         for view in _VIEWS:
             connection.execute(view)
@@ -80,7 +79,7 @@ def export_rows(cache: NodeCache, path: Path) -> int:
     count = 0
     try:
         with pq.ParquetWriter(path, tables.ROWS, compression="zstd") as writer:
-            for segment in list_seals(cache.backend):
+            for segment in _with_rows(cache):
                 batches = list(tables.row_batches(cache, [segment]))
                 table = pa.Table.from_batches(batches, tables.ROWS)
                 writer.write_table(table)
@@ -115,7 +114,14 @@ def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _registered(cache: NodeCache, index: TableIndex, segments: list[int]) -> dict[str, Any]:
+def _with_rows(cache: NodeCache) -> list[int]:
+    """Sealed segments whose rows were not given up."""
+    dropped = list_dropped(cache.backend)
+    return [segment for segment in list_seals(cache.backend) if segment not in dropped]
+
+
+def _registered(cache: NodeCache, index: TableIndex) -> dict[str, Any]:
+    segments = _with_rows(cache)
     parsed = [layout.parse_iteration(e.key) for e in cache.backend.list(layout.ITERATIONS)]
     found = {kind: set[int]() for kind in ("batch", "ledger", "sync")}
     for item in parsed:
@@ -124,7 +130,7 @@ def _registered(cache: NodeCache, index: TableIndex, segments: list[int]) -> dic
     batches, ledgers = sorted(found["batch"]), sorted(found["ledger"])
     return {
         "stored_samples": index.table("samples", segments, tables.samples_table),
-        "stored_groups": index.table("groups", segments, tables.groups_table),
+        "stored_groups": index.table("groups", list_seals(cache.backend), tables.groups_table),
         "trained": index.table("trained", batches, tables.trained_table),
         "iterations": index.table("iterations", ledgers, tables.iterations_table),
         "evals": _evaluations(cache),

@@ -199,10 +199,16 @@ def list_seals(backend: Backend) -> list[int]:
     return sorted(segment for segment in found if segment is not None)
 
 
+def list_dropped(backend: Backend) -> set[int]:
+    """Sealed segments whose rows were given up."""
+    found = (layout.parse_dropped(entry.key) for entry in backend.list(layout.GROUPS))
+    return {segment for segment in found if segment is not None}
+
+
 def open_groups(
     cache: NodeCache, groups: Sequence[StoredGroup]
 ) -> dict[tuple[int, int], tuple[PartFile, int]]:
-    """Opens the parts that hold these groups.
+    """Opens the parts that hold these groups, or the compacted segments in their place.
 
     Returns:
         (group id, attempt) -> (open part, record batch).
@@ -211,19 +217,35 @@ def open_groups(
         DigestError: a part is damaged or gone, or holds something else than was sealed.
     """
     files: dict[str, PartFile] = {}
+    compacted: dict[str, PartFile] = {}
     found = {}
     for group in groups:
         key = group.at.key
         if key not in files:
             try:
                 files[key] = open_part(cache, key)
-            except MissingError as error:
-                raise DigestError(f"{key} is gone, but a seal needs it") from error
-        held = files[key].part.groups[group.at.batch]
-        if held.digest != group.entry.digest:
+            except MissingError:
+                folder = key.rpartition("/")[0]
+                if folder not in compacted:
+                    compacted[folder] = _open_compacted(cache, key)
+                files[key] = compacted[folder]
+        held = files[key].find(group.entry.group_id, group.entry.attempt)
+        if held is None or held.digest != group.entry.digest:
             raise StoreError(f"{key} holds other rows for group {group.entry.group_id}")
-        found[group.entry.group_id, group.entry.attempt] = (files[key], group.at.batch)
+        found[group.entry.group_id, group.entry.attempt] = (files[key], held.batch)
     return found
+
+
+def _open_compacted(cache: NodeCache, missing: str) -> PartFile:
+    """The file that a segment's parts were put together in."""
+    folder = missing.rpartition("/")[0]
+    keys = [entry.key for entry in cache.backend.list(f"{folder}/")]
+    for key in keys:
+        if layout.parse_compact(key) is not None:
+            return open_part(cache, key)
+    if any(layout.parse_dropped(key) is not None for key in keys):
+        raise DigestError(f"the rows of {folder} were dropped, as its retention asked for")
+    raise DigestError(f"{missing} is gone, but a seal needs it")
 
 
 def _seal(document: Document) -> Seal:

@@ -16,7 +16,7 @@ from slime_core.store.documents import read_document
 from slime_core.store.draws import list_draws, read_draws
 from slime_core.store.ledger import read_ledger, unbroken_chain
 from slime_core.store.parts import open_part
-from slime_core.store.seal import Seal, read_seal
+from slime_core.store.seal import Seal, StoredGroup, read_seal
 
 
 def verify_run(
@@ -63,6 +63,8 @@ class _Verification:
         self._cache = cache
         self._rows = rows
         self._parts: dict[str, dict[tuple[int, int], str]] = {}
+        self._compact: dict[int, str] = {}
+        self._dropped: set[int] = set()
         self._seals: dict[int, Seal] = {}
         self._batches: dict[int, Batch] = {}
 
@@ -80,8 +82,11 @@ class _Verification:
         segment, iteration = layout.parse_seal(key), layout.parse_iteration(key)
         if key.startswith(layout.QUARANTINE):
             return
-        if layout.parse_part(key) is not None:
+        if layout.parse_part(key) is not None or layout.parse_compact(key) is not None:
             self._part(key)
+        elif (dropped := layout.parse_dropped(key)) is not None:
+            read_document(backend, key)
+            self._dropped.add(dropped)
         elif segment is not None:
             if (seal := read_seal(backend, segment)) is not None:
                 self._seals[segment] = seal
@@ -95,13 +100,9 @@ class _Verification:
 
     def references(self) -> None:
         """Follows batches to seals and seals to parts."""
-        for seal in self._seals.values():
-            for group in seal.groups:
-                place = (group.entry.group_id, group.entry.attempt)
-                if group.at.key not in self._parts:
-                    self.problems.append(f"{group.at.key} is gone or damaged, but a seal needs it")
-                elif self._parts[group.at.key].get(place) != group.entry.digest:
-                    self.problems.append(f"{group.at.key} holds other rows for group {place[0]}")
+        for segment, seal in self._seals.items():
+            for group in seal.groups if segment not in self._dropped else ():
+                self._group(segment, group)
         for batch in self._batches.values():
             self._batch(batch)
 
@@ -112,8 +113,20 @@ class _Verification:
             start = "" if first is None else first.parent
         unbroken_chain(self._cache.backend, start)
 
+    def _group(self, segment: int, group: StoredGroup) -> None:
+        """A group lies in its part, or in the file that its segment was compacted to."""
+        held = self._parts.get(group.at.key) or self._parts.get(self._compact.get(segment, ""))
+        if held is None:
+            self.problems.append(f"{group.at.key} is gone or damaged, but a seal needs it")
+        elif held.get((group.entry.group_id, group.entry.attempt)) != group.entry.digest:
+            self.problems.append(
+                f"{group.at.key} holds other rows for group {group.entry.group_id}"
+            )
+
     def _part(self, key: str) -> None:
         file = open_part(self._cache, key)
+        if (compact := layout.parse_compact(key)) is not None:
+            self._compact[compact.segment] = key
         self._parts[key] = {(g.group_id, g.attempt): g.digest for g in file.part.groups}
         for group in file.part.groups if self._rows else ():
             if rows_digest(file.rows(group.batch).rows) != group.digest:

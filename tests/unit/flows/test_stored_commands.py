@@ -70,3 +70,17 @@ def test_export_writes_every_row(workspace, capsys):
     assert found["rows"] == 16 and found["bytes"] == (workspace / "rows.parquet").stat().st_size
     assert main([*asked, "rows.csv"]) == 2
     assert "has to end with .parquet" in capsys.readouterr().err
+
+
+def test_gc_compacts_and_a_dry_run_changes_nothing(workspace, capsys):
+    asked = ["gc", "sorting", "--workspace", str(workspace), "--json"]
+    files = sorted(path for path in workspace.rglob("*") if path.is_file())
+    assert main([*asked, "--keep-last", "1", "--dry-run"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["segments_dropped"], found["objects_deleted"]) == (0, 0)
+    assert sorted(path for path in workspace.rglob("*") if path.is_file()) == files
+    assert main([*asked, "--compact"]) == 0
+    assert json.loads(capsys.readouterr().out)["segments_compacted"] == 2
+    assert len(list((workspace / "store" / "sorting" / "groups").rglob("*.arrow"))) == 2
+    assert main(["verify", "sorting", "--workspace", str(workspace), "--rows"]) == 0
+    assert main([*asked, "--keep-last", "0"]) == 2

@@ -1,0 +1,63 @@
+"""`slime gc RUN`: compact rows, give old ones up, delete what nothing needs."""
+
+from __future__ import annotations
+
+from flows.cli.stored import open_run, parser, show
+from slime_core.config.flags import FlagParser, parse
+from slime_core.errors import ConfigError
+from slime_core.run.epoch import Lease
+from slime_core.run.retention import Garbage, Retention, collect, find_garbage
+from slime_core.store.cache import NodeCache
+from slime_core.store.compaction import compact_segment
+from slime_core.store.seal import list_dropped, list_seals
+
+
+def main(arguments: list[str]) -> int:
+    """Says what goes; deletes it unless this is a dry run. The run must not be in training."""
+    options = parse(_parser(), arguments)
+    if any(n is not None and n < 1 for n in (options.keep_last, options.keep_every)):
+        raise ConfigError("--keep-last and --keep-every take numbers from 1 on")
+    retention = Retention(options.keep_last, options.keep_every)
+    run_id, cache = open_run(options)
+    found: dict[str, object] = {"run": run_id}
+    if options.dry_run:
+        garbage = find_garbage(cache, retention, quarantined=options.quarantined)
+        show([found | _told(garbage)], options.json)
+        return 0
+    with Lease.acquire(cache.backend) as lease:
+        garbage = find_garbage(cache, retention, quarantined=options.quarantined)
+        collect(cache.backend, lease, garbage)
+        found |= _told(garbage)
+        if options.compact:
+            found |= _compacted(cache)
+    show([found], options.json)
+    return 0
+
+
+def _parser() -> FlagParser:
+    made = parser("gc", __doc__)
+    made.add_argument("--keep-last", type=int, metavar="N", help="keep the rows of N segments")
+    made.add_argument("--keep-every", type=int, metavar="N", help="keep those of every Nth, too")
+    made.add_argument("--compact", action="store_true", help="compress the rows that stay")
+    made.add_argument("--quarantined", action="store_true", help="delete damaged objects, too")
+    made.add_argument("--dry-run", action="store_true", help="only say what would go")
+    return made
+
+
+def _told(garbage: Garbage) -> dict[str, object]:
+    return {
+        "segments_dropped": len(garbage.segments),
+        "objects_deleted": len(garbage.objects),
+        "bytes_deleted": garbage.size_bytes,
+    }
+
+
+def _compacted(cache: NodeCache) -> dict[str, object]:
+    gone = list_dropped(cache.backend)
+    open_ones = [s for s in list_seals(cache.backend) if s not in gone]
+    done = [one for s in open_ones if (one := compact_segment(cache, s)) is not None]
+    return {
+        "segments_compacted": len(done),
+        "bytes_before": sum(one.bytes_before for one in done),
+        "bytes_after": sum(one.bytes_after for one in done),
+    }
