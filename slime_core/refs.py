@@ -1,4 +1,4 @@
-"""What stages pass to each other: small references to stored things, and the digests behind them."""
+"""What stages pass to each other: small references to stored things, and the digests behind."""
 
 from __future__ import annotations
 
