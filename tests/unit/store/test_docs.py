@@ -1,23 +1,24 @@
-"""The page that explains the store holds code that reads one."""
+"""The page's own code reads a run with pyarrow and JSON alone."""
 
 import re
 from pathlib import Path
 
-from slime_core.store.backend import open_backend
-from slime_core.store.ledger import initial_state
-from tests.unit.store.builders import finished_sample, run_iteration
+import pytest
+
+from slime_core.store.cache import NodeCache
+from slime_core.store.compaction import compact_segment
+from tests.unit.store.runs import stored_run
 
 PAGE = Path(__file__).parents[3] / "docs" / "store.md"
 
 
-def test_the_pages_code_reads_a_run(tmp_path):
-    backend = open_backend(str(tmp_path))
-    state, seal = initial_state("weights"), ""
-    for k in range(3):
-        state, seal = run_iteration(backend, k, state, seal)
-    block = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert block is not None
+@pytest.mark.parametrize("compacts", [False, True])
+def test_the_code_of_the_page_reads_a_run(tmp_path, compacts):
+    run = stored_run(tmp_path, "a", 2)
+    if compacts:
+        assert compact_segment(NodeCache(run), 1) is not None
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert not re.search(r"slime_core|flows", code)
     names: dict = {}
-    exec(compile(block[1], str(PAGE), "exec"), names)
-    expected = finished_sample(0, 0).reward, finished_sample(0, 1).reward
-    assert names["rewards_by_iteration"](tmp_path) == dict.fromkeys(range(3), sum(expected) / 2)
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert names["rewards_by_iteration"](tmp_path / "a") == {0: 0.5, 1: 0.5}
