@@ -7,6 +7,7 @@ they drop stay in every denominator, so a correction never raises the weight of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -206,6 +207,37 @@ def opsm_mask(
     far = row_means(gap, mask, rows, num_rows) > delta
     bad = row_means(advantages, mask, rows, num_rows) < 0
     return mask & ~(far & bad)[rows]
+
+
+def reject(
+    tokens: Tokens,
+    weights: Callable[[Tokens], Correction] | None = None,
+    rejection: Rejection | None = None,
+    veto: float | None = None,
+) -> Correction:
+    """Importance weights (1 without any), 0 where a token or its row is rejected.
+
+    Args:
+        tokens: log-ratios.
+        weights: for example `partial(importance_weights, high=2.0)`.
+        rejection: bounds on the ratio.
+        veto: rows with a token whose ratio is below it are rejected.
+
+    Returns:
+        Weights; the metrics of `weights` and rs_rejected (1 where a token is rejected).
+    """
+    correction = Correction(tokens.mask.to(tokens.log_ratio.dtype), {})
+    if weights is not None:
+        correction = weights(tokens)
+    kept = tokens.mask
+    if rejection is not None:
+        kept = kept & rejection_mask(tokens, rejection)
+    if veto is not None:
+        kept = kept & veto_mask(tokens, veto)
+    rejected = (tokens.mask & ~kept).to(tokens.log_ratio.dtype)
+    return Correction(
+        masked(correction.weights, kept), {**correction.metrics, "rs_rejected": rejected}
+    )
 
 
 def _whole_rows(mask: Tensor, offending: Tensor, rows: Tensor, num_rows: int) -> Tensor:

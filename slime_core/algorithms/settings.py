@@ -41,6 +41,8 @@ class AlgorithmSettings:
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl", "abs"] = "k1"
     use_unbiased_kl: bool = False
     kl_coef: float = 0.0
+    kl_target: float | None = None
+    kl_horizon: int = 10_000
     ref_load: str | None = None
     ref_update_interval: int | None = None
 
@@ -50,6 +52,11 @@ class AlgorithmSettings:
     tis_clip_low: float = 0.0
     tis_level: Literal["token", "sequence", "geometric"] = "token"
     tis_mode: Literal["clip", "truncate", "mask"] = "clip"
+    use_rs: bool = False
+    rs_level: Literal["token", "sequence", "geometric"] = "token"
+    rs_upper_bound: float = 2.0
+    rs_lower_bound: float | None = None
+    rs_veto_threshold: float | None = None
     get_mismatch_metrics: bool = False
     use_opsm: bool = False
     opsm_delta: float = 1e-4

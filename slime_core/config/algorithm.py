@@ -71,6 +71,10 @@ class AlgorithmGroup(Group):
     """Weigh the KL of the loss by the importance ratio, so that its gradient is right."""
     kl_coef: Numeric[float] = Field(default=0.0, ge=0)
     """Weight of the KL in token rewards (reinforce_plus_plus, its baseline variant, ppo)."""
+    kl_target: Numeric[float | None] = Field(default=None, gt=0)
+    """KL a token (nats) that the coefficient adapts to after each iteration; fixed without it."""
+    kl_horizon: Numeric[int] = Field(default=10_000, ge=1)
+    """Samples over which the coefficient adapts (kl_target)."""
     ref_load: Identity[str | None] = None
     """Folder of the reference (Hugging Face); default hf_checkpoint. Read only if a KL is used."""
     ref_update_interval: Numeric[int | None] = Field(default=None, ge=1)
@@ -88,6 +92,16 @@ class AlgorithmGroup(Group):
     """Ratio of each token, of the whole sequence (product) or its geometric mean."""
     tis_mode: Numeric[Literal["clip", "truncate", "mask"]] = "clip"
     """Outside the bounds: clip to both, truncate to the upper one, or mask (IcePop: weight 0)."""
+    use_rs: Numeric[bool] = False
+    """Leave out tokens or sequences whose ratio of trainer to engine is out of bounds."""
+    rs_level: Numeric[Literal["token", "sequence", "geometric"]] = "token"
+    """The ratio that use_rs judges; beyond token, a sequence stays or goes as a whole."""
+    rs_upper_bound: Numeric[float] = Field(default=2.0, gt=0)
+    """Largest ratio that use_rs keeps."""
+    rs_lower_bound: Numeric[float | None] = Field(default=None, ge=0)
+    """Smallest ratio that use_rs keeps; default 1 / rs_upper_bound."""
+    rs_veto_threshold: Numeric[float | None] = Field(default=None, gt=0)
+    """Leave out sequences in which any token's ratio is below it."""
     get_mismatch_metrics: Numeric[bool] = False
     """Report how far trainer and engine log-probs are apart (mis_*)."""
     use_opsm: Numeric[bool] = False

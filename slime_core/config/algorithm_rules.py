@@ -39,6 +39,13 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda a: a.use_tis,
         "with use_tis",
     ),
+    (
+        ("rs_level", "rs_upper_bound", "rs_lower_bound"),
+        lambda a: a.use_rs,
+        "with use_rs",
+    ),
+    (("kl_target",), lambda a: a.kl_coef + a.kl_loss_coef > 0, "with kl_coef or kl_loss_coef"),
+    (("kl_horizon",), lambda a: a.kl_target is not None, "with kl_target"),
     (("opd_kl_coef", "opd_teacher_load"), lambda a: a.use_opd, "with use_opd"),
     (("opsm_delta",), lambda a: a.use_opsm, "with use_opsm"),
     (
@@ -124,6 +131,8 @@ def _clip(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | N
         return f"eps_clip_high {a.eps_clip_high} must be above 0"
     if a.tis_clip_low > a.tis_clip:
         return f"tis_clip_low {a.tis_clip_low} is above tis_clip {a.tis_clip}: swap them"
+    if a.rs_lower_bound is not None and a.rs_lower_bound > a.rs_upper_bound:
+        return f"rs_lower_bound {a.rs_lower_bound} is above rs_upper_bound {a.rs_upper_bound}"
     if a.tis_mode == "truncate" and a.tis_clip_low > 0:
         return "tis_mode truncate has no lower bound: use clip, or leave tis_clip_low out"
     return None

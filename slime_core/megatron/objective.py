@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Literal, cast
 
-from slime_core.algorithms.corrections import importance_weights
+from slime_core.algorithms.corrections import (
+    Correction,
+    Rejection,
+    Tokens,
+    importance_weights,
+    reject,
+)
 from slime_core.algorithms.losses.reductions import ReductionMode
 from slime_core.algorithms.losses.types import PolicyOptions
 from slime_core.algorithms.objective import Objective
 from slime_core.algorithms.registry import get_policy_loss
 from slime_core.algorithms.settings import AlgorithmSettings
+
+Scope = Literal["token", "seq_sum", "seq_mean"]
+REJECTION_SCOPES: dict[str, Scope] = {
+    "token": "token",
+    "sequence": "seq_sum",
+    "geometric": "seq_mean",
+}
 
 
 def objective_of(settings: AlgorithmSettings) -> Objective:
@@ -19,15 +33,6 @@ def objective_of(settings: AlgorithmSettings) -> Objective:
     Raises:
         ConfigError: numbers that contradict each other.
     """
-    correction = None
-    if settings.use_tis:
-        correction = partial(
-            importance_weights,
-            level=settings.tis_level,
-            mode=settings.tis_mode,
-            low=settings.tis_clip_low,
-            high=settings.tis_clip,
-        )
     return Objective(
         policy_loss=get_policy_loss(settings.estimator.loss),
         options=PolicyOptions(
@@ -43,7 +48,26 @@ def objective_of(settings: AlgorithmSettings) -> Objective:
         kl_loss_coef=settings.kl_loss_coef if settings.use_kl_loss else None,
         kl_loss_type=settings.kl_loss_type,
         use_unbiased_kl=settings.use_unbiased_kl,
-        correction=correction,
+        correction=_correction(settings),
         opsm_delta=settings.opsm_delta if settings.use_opsm else None,
         mismatch_metrics=settings.get_mismatch_metrics,
     )
+
+
+def _correction(settings: AlgorithmSettings) -> Callable[[Tokens], Correction] | None:
+    """Weights and rejections by the ratio of trainer to engine, None without any."""
+    weights = rejection = None
+    if settings.use_tis:
+        weights = partial(
+            importance_weights,
+            level=settings.tis_level,
+            mode=settings.tis_mode,
+            low=settings.tis_clip_low,
+            high=settings.tis_clip,
+        )
+    if settings.use_rs:
+        scope = REJECTION_SCOPES[settings.rs_level]
+        rejection = Rejection(scope, "k1", settings.rs_upper_bound, settings.rs_lower_bound)
+    if rejection is None and settings.rs_veto_threshold is None:
+        return weights
+    return partial(reject, weights=weights, rejection=rejection, veto=settings.rs_veto_threshold)

@@ -64,16 +64,20 @@ class Gradients:
 class PolicySteps:
     """What the policy's model computes in an iteration."""
 
-    def __init__(self, passes: Passes, objective: Objective) -> None:
+    def __init__(self, passes: Passes) -> None:
         self.passes = passes
-        self.objective = objective
 
     def gradients(
-        self, batch: TrainBatch, rows: Sequence[int], columns: Mapping[str, torch.Tensor]
+        self,
+        objective: Objective,
+        batch: TrainBatch,
+        rows: Sequence[int],
+        columns: Mapping[str, torch.Tensor],
     ) -> Gradients:
         """Forward and backward of one optimizer step. A collective.
 
         Args:
+            objective: what is minimised.
             batch: the whole batch of the iteration.
             rows: rows of this step, all ranks together.
             columns: flat columns over the batch's response tokens, [sum R] each: `advantages`,
@@ -82,7 +86,8 @@ class PolicySteps:
                 log-probs where `old` are the engine's) and `ref` (of the reference).
         """
         totals = step_totals(rows, batch.rollout_ids, batch.mask_sums)
-        return collect(self.passes, batch, rows, columns, totals, partial(self._loss, totals))
+        loss = partial(self._loss, objective, totals)
+        return collect(self.passes, batch, rows, columns, totals, loss)
 
     def log_probs(self, batch: TrainBatch, rows: Sequence[int]) -> torch.Tensor:
         """Log-probs of all trained response tokens of some rows, with the present weights.
@@ -113,7 +118,7 @@ class PolicySteps:
         )
 
     def _loss(
-        self, totals: StepTotals, micro: MicroBatch, hidden: torch.Tensor
+        self, objective: Objective, totals: StepTotals, micro: MicroBatch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, Report]:
         """This micro-batch's part of the step's loss, and its part of every metric."""
         log_probs, entropy = self._read(micro, hidden)
@@ -124,7 +129,7 @@ class PolicySteps:
         if self.passes.settings.algorithm.use_rollout_logprobs:  # `old` are the engine's
             train = columns.get("train", current)
         result = evaluate(
-            self.objective,
+            objective,
             ObjectiveInputs(
                 log_probs=log_probs,
                 entropy=entropy,

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 
+from slime_core.algorithms.kl import KLCoefficient
+from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.types import TrainBatch
 from slime_core.errors import ConfigError
 from slime_core.megatron import parallel
@@ -40,6 +43,12 @@ REFERENCE, CRITIC = "reference", "critic"  # folders inside a checkpoint
 _SEED_BITS = 31  # Megatron adds small offsets and numpy takes 32 bits
 
 
+def _kl_coefficient(algorithm: AlgorithmSettings) -> KLCoefficient:
+    """Of the loss or of token rewards, whichever is used."""
+    value = algorithm.kl_coef or algorithm.kl_loss_coef
+    return KLCoefficient(value, algorithm.kl_target, algorithm.kl_horizon)
+
+
 class PolicyTrainer:
     """One rank's model in training. All methods are collectives; call them on every rank alike."""
 
@@ -55,13 +64,14 @@ class PolicyTrainer:
         options = resolve(settings, shape)
         self.settings = options.settings
         self.settings.check()
-        objective = objective_of(self.settings.algorithm)
+        self.objective = objective_of(self.settings.algorithm)
+        self.kl = _kl_coefficient(self.settings.algorithm)
         self.iterations = 0
         parallel.start(self.settings)
         try:
             model, self.shape = build_model(self.settings, shape, options)
             self.state = build_train_state(model, self.settings, options)
-            self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), objective)
+            self.policy = PolicySteps(Passes(self.settings, self.shape, self.state))
             algorithm = self.settings.algorithm
             self.reference = self._hold(algorithm.uses_reference, algorithm.ref_load)
             self.teacher = self._hold(algorithm.use_opd, algorithm.opd_teacher_load)
@@ -122,7 +132,7 @@ class PolicyTrainer:
         tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
         started = time.perf_counter()
         columns = response_columns(
-            self.settings.algorithm,
+            replace(self.settings.algorithm, kl_coef=self._in_rewards),
             batch,
             self.policy,
             self.reference,
@@ -136,7 +146,7 @@ class PolicyTrainer:
             hook = None if before_step is None else partial(before_step, number)
             result = self._step(batch, rows, columns, allowed, hook)
             results.append(result | {"weights_digest": self.weights_digest()})
-        self._end_iteration()
+        self._end_iteration(results, batch.num_rows)
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
         return {"steps": results, "seconds": seconds}
 
@@ -156,8 +166,13 @@ class PolicyTrainer:
             found |= as_metrics(parts[-1])
         warming_up = self.iterations < self.settings.algorithm.num_critic_only_steps
         if not (self.critic is not None and warming_up):
-            parts.append(self.policy.gradients(batch, rows, columns))
+            objective = self.objective
+            if objective.kl_loss_coef:
+                objective = replace(objective, kl_loss_coef=self.kl.value)
+            parts.append(self.policy.gradients(objective, batch, rows, columns))
             found |= parts[-1].metrics
+        if self.reference is not None:
+            found["kl_coef"] = self.kl.value
         if before_update is not None:
             before_update()
         stepped = allowed and all(part.finite for part in parts)
@@ -185,8 +200,17 @@ class PolicyTrainer:
             held.read(checkpoint)
         return held
 
-    def _end_iteration(self) -> None:
+    @property
+    def _in_rewards(self) -> float:
+        """The coefficient of the KL in token rewards."""
+        return self.kl.value if self.settings.algorithm.kl_coef else 0.0
+
+    def _end_iteration(self, steps: Sequence[dict[str, Any]], samples: int) -> None:
         self.iterations += 1
+        name = "rollout/kl" if self._in_rewards else "kl_loss"
+        found = [step[name] for step in steps if name in step and not step["skipped"]]
+        if found:
+            self.kl = self.kl.after(sum(found) / len(found), samples)
         interval = self.settings.algorithm.ref_update_interval
         if self.reference is not None and interval and self.iterations % interval == 0:
             self.reference.copy_actor()
@@ -211,7 +235,7 @@ class PolicyTrainer:
             parts[REFERENCE] = self.reference.save
         if self.critic is not None:
             parts[CRITIC] = partial(write_state, self.critic.passes.state)
-        own = {**extra, "iterations": self.iterations}
+        own = {**extra, "iterations": self.iterations, "kl_coef": self.kl.value}
         save_checkpoint(self.state, directory, own, parts)
         digest = directory_digest(directory) if self.settings.rank == 0 else None
         return parallel.from_first_rank(digest)
@@ -233,6 +257,8 @@ class PolicyTrainer:
         if self.critic is not None and self._has(folder, CRITIC):
             load_checkpoint(self.critic.passes.state, folder / CRITIC)
         self.iterations = extra["iterations"]
+        if self.kl.target is not None and extra["kl_coef"] > 0:
+            self.kl = replace(self.kl, value=extra["kl_coef"])
         return extra
 
     @staticmethod

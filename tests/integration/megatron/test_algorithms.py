@@ -120,6 +120,11 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"use_tis": True}, {"tis_level": "sequence"}, "tis"),
     ({"use_tis": True}, {"tis_level": "geometric"}, "tis"),
     ({"use_tis": True, "tis_clip": 1.1}, {"tis_mode": "mask"}, "tis"),
+    ({}, {"use_rs": True, "rs_upper_bound": 1.2}, "loss"),
+    ({"use_rs": True}, {"rs_upper_bound": 1.2}, "rs_rejected"),
+    ({"use_rs": True}, {"rs_lower_bound": 0.9}, "rs_rejected"),
+    ({"use_rs": True}, {"rs_level": "sequence"}, "rs_rejected"),
+    ({"use_tis": True}, {"rs_veto_threshold": 0.6}, "loss"),
     ({"use_rollout_logprobs": True}, {"use_opsm": True}, "loss"),
     ({"use_rollout_logprobs": True, "use_opsm": True}, {"opsm_delta": 0.2}, "opsm_clipfrac"),
     (PLUS, {"gamma": 0.5}, "loss"),
@@ -176,7 +181,7 @@ def test_every_setting_changes_its_number(
 
 def test_every_reported_number_is_explained(ran: Callable[..., dict[str, Any]]) -> None:
     everything = [
-        {"use_tis": True, "get_mismatch_metrics": True, "use_kl_loss": True},
+        {"use_tis": True, "use_rs": True, "get_mismatch_metrics": True, "use_kl_loss": True},
         {"use_rollout_logprobs": True, "use_opsm": True},
         PPO | {"kl_coef": 0.5},
         OPD,
@@ -340,8 +345,48 @@ def test_the_reference_is_the_start_and_follows_the_policy_at_its_interval(
     assert [s["weights_digest"] for s in fixed] == [s["weights_digest"] for s in plain]
 
 
+@pytest.mark.parametrize(
+    ("target", "horizon", "factor"), [(1e-9, 240, 1 + 0.2 * 24 / 240), (1e9, 240, 1 - 0.2 / 10)]
+)
+def test_the_kl_coefficient_follows_its_target_from_the_next_iteration_on(
+    model: str,
+    reference: str,
+    batch: TrainBatch,
+    in_trainer: Callable[..., Any],
+    tmp_path: Path,
+    target: float,
+    horizon: int,
+    factor: float,
+) -> None:
+    kl = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k2", "ref_load": reference}
+    chosen = settings(model, kl_target=target, kl_horizon=horizon, **kl)
+    checkpoint = str(tmp_path / "c")
+    whole = steps_of(in_trainer(jobs.train, chosen, [batch] * 3, None, (1, checkpoint)))
+    found = [step["kl_coef"] for step in whole]
+    assert found == pytest.approx([0.1, 0.1 * factor, 0.1 * factor**2])
+    for step in whole:
+        assert step["loss"] - step["pg_loss"] == pytest.approx(
+            step["kl_coef"] * step["kl_loss"] * share_trained(batch), rel=1e-3
+        )
+    assert steps_of(in_trainer(jobs.train, chosen, [batch], checkpoint)) == whole[2:]
+    fixed = steps_of(in_trainer(jobs.train, settings(model, **kl), [batch] * 2))
+    assert [step["kl_coef"] for step in fixed] == [0.1, 0.1]
+
+
+def share_trained(batch: TrainBatch) -> float:
+    """A rollout without a trained token counts in the loss and not in metrics."""
+    return models.trained_rollouts(batch) / len(set(batch.rollout_ids.tolist()))
+
+
 ROLES = {
-    "ppo": PPO | {"kl_coef": 0.1, "ref_update_interval": 2, "lambd": 0.9},
+    "ppo": PPO
+    | {
+        "kl_coef": 0.1,
+        "kl_target": 0.01,
+        "kl_horizon": 100,
+        "ref_update_interval": 2,
+        "lambd": 0.9,
+    },
     "kl-loss": {
         "use_kl_loss": True,
         "kl_loss_coef": 0.1,

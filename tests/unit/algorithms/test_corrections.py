@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from slime_core.algorithms.corrections import (
     importance_weights,
     normalize_weights,
     opsm_mask,
+    reject,
     rejection_mask,
     veto_mask,
 )
@@ -156,3 +158,18 @@ def test_mismatch_metrics_on_known_numbers():
 def test_options_that_cannot_work_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_rejection_zeroes_weights_and_leaves_the_others_alone():
+    log_ratio = torch.tensor([0.0, 1.0, -0.1, -3.0, 0.2])
+    rows = torch.tensor([0, 0, 0, 1, 1])
+    tokens = Tokens(log_ratio, torch.ones(5, dtype=torch.bool), rows, 2)
+    bounds = Rejection("token", "k1", 2.0)  # keeps ratios from 1/2 to 2
+    alone = reject(tokens, rejection=bounds)
+    assert alone.weights.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert alone.metrics["rs_rejected"].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0]
+    vetoed = reject(tokens, rejection=bounds, veto=0.1)  # exp(-3) < 0.1 takes its row along
+    assert vetoed.weights.tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
+    weighed = reject(tokens, partial(importance_weights, high=1.1), bounds)
+    assert weighed.weights.tolist() == pytest.approx([1.0, 0.0, math.exp(-0.1), 0.0, 1.1])
+    assert {"tis", "rs_rejected"} <= weighed.metrics.keys()

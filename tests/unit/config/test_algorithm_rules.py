@@ -53,6 +53,13 @@ PPO = {"advantage_estimator": "ppo"}
         ({"ref_update_interval": 2}, ("with use_kl_loss or kl_coef",)),
         ({"tis_clip": 3.0}, ("tis_clip 3.0 has an effect only with use_tis",)),
         ({"tis_level": "sequence"}, ("only with use_tis",)),
+        ({"rs_level": "sequence"}, ("only with use_rs",)),
+        (
+            {"use_rs": True, "rs_lower_bound": 3.0},
+            ("rs_lower_bound 3.0 is above rs_upper_bound 2.0",),
+        ),
+        ({"use_kl_loss": True, "kl_target": 0.1}, ("with kl_coef or kl_loss_coef",)),
+        ({"kl_horizon": 5}, ("only with kl_target",)),
         ({"opsm_delta": 0.5}, ("only with use_opsm",)),
         ({"use_opd": True}, ("use_opd needs a teacher: set opd_teacher_load",)),
         ({"opd_teacher_load": "t"}, ("only with use_opd",)),

@@ -27,6 +27,7 @@ CHANGED = {  # another valid value for fields whose type does not give one by it
     "kl_loss_type": "k3",
     "tis_level": "sequence",
     "tis_mode": "mask",
+    "rs_level": "sequence",
     "num_critic_only_steps": 1,
 }
 TOGETHER = {  # fields that only pass the rules with others
@@ -54,6 +55,11 @@ TOGETHER = {  # fields that only pass the rules with others
     "tis_clip_low": {"use_tis": True},
     "tis_level": {"use_tis": True},
     "tis_mode": {"use_tis": True},
+    "rs_level": {"use_rs": True},
+    "rs_upper_bound": {"use_rs": True},
+    "rs_lower_bound": {"use_rs": True, "rs_upper_bound": 8.0},
+    "kl_target": {"advantage_estimator": "ppo", "kl_coef": 0.1},
+    "kl_horizon": {"advantage_estimator": "ppo", "kl_coef": 0.1, "kl_target": 0.1},
     "use_opsm": {"use_rollout_logprobs": True},
     "opsm_delta": {"use_rollout_logprobs": True, "use_opsm": True},
 }
