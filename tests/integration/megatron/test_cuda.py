@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slime_core.algorithms.settings import AlgorithmSettings
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
@@ -76,3 +78,27 @@ def test_bf16_trains_saves_loads_and_exports(
     assert steps_of(resumed)[0]["loss"] == pytest.approx(steps_of(whole)[2]["loss"], rel=1e-2)
     assert all(t.dtype == torch.bfloat16 for t in load_file(hf / "model.safetensors").values())
     assert not any(step["skipped"] for step in steps_of(whole))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1},
+        {"advantage_estimator": "ppo", "kl_coef": 0.1, "critic_lr": 1e-3},
+    ],
+    ids=["kl-loss", "ppo"],
+)
+def test_roles_compute_what_they_compute_on_the_cpu(
+    model: str,
+    algorithm: dict[str, Any],
+    in_fresh_process: Callable[..., Any],
+    in_trainer: Callable[..., Any],
+) -> None:
+    batches = [models.random_batch(models.VOCAB, seed=seed, steps=2) for seed in range(2)]
+    chosen = {"algorithm": AlgorithmSettings(**algorithm)}
+    cuda = steps_of(in_fresh_process(jobs.train, on("cuda", model, **chosen), batches))
+    cpu = steps_of(in_trainer(jobs.train, on("cpu", model, **chosen), batches))
+    for ours, theirs in zip(cuda, cpu, strict=True):
+        for name in ("loss", "grad_norm", "rollout/ref_log_probs", "value_loss"):
+            if name in theirs:
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
