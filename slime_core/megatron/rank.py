@@ -53,7 +53,8 @@ class TrainerRank:
         """Joins the other ranks and loads the model.
 
         Returns:
-            {"weights_digest": of the initial weights, "parameters": their number}.
+            {"weights_digest": of the policy's initial weights, "parameters": their number}. It
+            names where the run begins, and so it is the same whatever other roles there are.
 
         Raises:
             ConfigError: settings and model do not fit together.
@@ -64,7 +65,7 @@ class TrainerRank:
                 raise TrainerError("setup was called twice")
             self._trainer = self._build(self.settings)
             return {
-                "weights_digest": self._trainer.weights_digest(),
+                "weights_digest": self._trainer.policy_digest(),
                 "parameters": self._trainer.num_parameters,
             }
 

@@ -91,9 +91,13 @@ class PolicyTrainer:
                 total += int(torch.Size(size).numel())
         return total
 
+    def policy_digest(self) -> str:
+        """See digest.weights_digest."""
+        return weights_digest(self.state.model, self.shape)
+
     def weights_digest(self) -> str:
-        """See digest.weights_digest; with a critic, the digests of both."""
-        own = weights_digest(self.state.model, self.shape)
+        """Digests of all that is trained: of the policy and, if there is one, of the critic."""
+        own = self.policy_digest()
         if self.critic is None:
             return own
         passes = self.critic.passes
