@@ -15,6 +15,7 @@ COMMANDS = {
     "query": "ask SQL about iterations, groups, samples and tokens",
     "export": "write every stored row of a run to a Parquet file",
     "replay": "train stored batches again, as they were or with other flags, and compare",
+    "rescore": "grade stored samples again with another grader",
     "fork": "start a new run from an iteration of another one",
     "gc": "compact a run's rows, give old ones up, delete what nothing needs",
     "doctor": "look at this machine: versions, devices, folders, ports",

@@ -82,9 +82,9 @@ def parse_range(text: str | None, trained: int) -> range:
         stop = int(end) if end else trained
         found = range(start, stop if colon else start + 1)
     except ValueError as error:
-        raise ConfigError(f"--iterations {text}: write A:B, such as 10:20") from error
+        raise ConfigError(f"{text}: write A:B, such as 10:20") from error
     if start < 0 or not found:
-        raise ConfigError(f"--iterations {text}: write A:B with 0 <= A < B")
+        raise ConfigError(f"{text}: write A:B with 0 <= A < B")
     return found
 
 

@@ -159,6 +159,7 @@ class FileBackend:
     def __init__(self, root: Path, *, fsync: bool = False) -> None:
         self.root = root.expanduser().absolute()
         self.url = self.root.as_uri()
+        self._root_prefix = f"{self.root}/"
         self._fsync = fsync
         self._temporary = self.root / _TEMPORARY
         self._serial = itertools.count()
@@ -240,14 +241,14 @@ class FileBackend:
             return
         for item in found:
             if item.is_dir(follow_symlinks=False):
-                if item.path != str(self._temporary):
+                if item.path != self._root_prefix + _TEMPORARY:
                     yield from self._walk(Path(item.path))
                 continue
             try:
                 status = item.stat()
             except FileNotFoundError:
                 continue
-            key = Path(item.path).relative_to(self.root).as_posix()
+            key = item.path[len(self._root_prefix) :]
             yield Entry(key, status.st_size, status.st_mtime)
 
     def _write(self, path: Path, data: Data) -> None:

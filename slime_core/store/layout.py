@@ -12,6 +12,7 @@ DRAWS = "draws/"
 GROUPS = "groups/"
 ITERATIONS = "iterations/"
 EVALS = "evals/"
+SCORES = "scores/"
 CHECKPOINTS = "checkpoints/"
 QUARANTINE = "quarantine/"
 
@@ -79,7 +80,7 @@ def dropped(segment: int) -> str:
 
 
 def scores(scorer: str, segment: int) -> str:
-    return f"scores/{scorer}/{number(segment)}.arrow"
+    return f"{SCORES}{scorer}/{number(segment)}.arrow"
 
 
 def batch(iteration: int) -> str:

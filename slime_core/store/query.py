@@ -14,6 +14,7 @@ from slime_core.errors import ConfigError, StoreError
 from slime_core.store import layout, tables
 from slime_core.store.cache import NodeCache
 from slime_core.store.documents import read_document
+from slime_core.store.scores import all_scores
 from slime_core.store.seal import list_dropped, list_seals
 from slime_core.store.table_index import TableIndex
 
@@ -23,6 +24,7 @@ TABLES = {
     "samples": "one row a stored sample: every column of a part that is no list",
     "tokens": "one row a response token (name it once in a query: it is read as a stream)",
     "evals": "one row a metric of an evaluation",
+    "scores": "one row a sample that was graded again",
 }
 EVALS = pa.schema(
     [
@@ -134,6 +136,7 @@ def _registered(cache: NodeCache, index: TableIndex) -> dict[str, Any]:
         "trained": index.table("trained", batches, tables.trained_table),
         "iterations": index.table("iterations", ledgers, tables.iterations_table),
         "evals": _evaluations(cache),
+        "scores": all_scores(cache),
         "tokens": pa.RecordBatchReader.from_batches(
             tables.TOKENS, tables.token_batches(cache, segments)
         ),

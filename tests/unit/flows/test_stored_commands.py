@@ -84,3 +84,17 @@ def test_gc_compacts_and_a_dry_run_changes_nothing(workspace, capsys):
     assert len(list((workspace / "store" / "sorting" / "groups").rglob("*.arrow"))) == 2
     assert main(["verify", "sorting", "--workspace", str(workspace), "--rows"]) == 0
     assert main([*asked, "--keep-last", "0"]) == 2
+
+
+def test_rescore_with_a_grader_of_ones_own(workspace, capsys):
+    grader = workspace / "grader.py"
+    grader.write_text(
+        "async def reward_func(args, sample, **kwargs):\n    return len(sample.response)\n"
+    )
+    asked = ["rescore", "sorting", "--workspace", str(workspace), "--json"]
+    assert main([*asked, "--segments", "1", "--custom-rm-path", str(grader)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["segment"], found["rows"], found["failed"]) == (1, 8, 0)
+    assert found["reward_now"] == 8.0, "`answer i` has 8 letters"
+    assert main(asked) == 2
+    assert "give --custom-rm-path or --rm-type" in capsys.readouterr().err
