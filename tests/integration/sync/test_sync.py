@@ -15,6 +15,7 @@ from slime_core.cluster.engine_pool import EnginePool
 from slime_core.engines.client import EngineClient
 from slime_core.engines.protocol import GenerateRequest
 from slime_core.errors import EngineError
+from slime_core.waits import poll
 from slime_core.weights.sync.canary import TOLERANCE_FP32
 from slime_core.weights.sync.machine import SyncState, WeightSync
 from slime_core.weights.sync.transports.disk import DiskTransport
@@ -141,11 +142,13 @@ def test_a_killed_engine_is_quarantined_and_the_other_serves(
         (tmp_path / "weights").mkdir()
         transport = KillingTransport(tmp_path / "weights", at, shoot, victim.client.url)
         sync = sync_of(transport)
-        outcome = await sync.run(NEW, trainer.reading(), pool.clients())
+        reading, clients = trainer.reading(), pool.clients()
+        assert len(clients) == 2, [one.process.log_tail() for one in pool.engines]
+        outcome = await sync.run(NEW, reading, clients)
         assert outcome.serving == ("engine-0",) and outcome.canary < TOLERANCE_FP32
         why = outcome.quarantined["engine-1"]
         assert why.startswith(f"{named}: ") and "cannot be reached" in why
-        assert not victim.process.alive
+        poll("the killed engine to end", 10, lambda: None if victim.process.alive else True)
         await sync.resume()
         assert sync.gate.is_open and sync.state is SyncState.SERVING  # type: ignore[attr-defined]
         await pool.restart(victim)
