@@ -84,6 +84,7 @@ def trainer_settings(
         use_dynamic_batch_size=train.use_dynamic_batch_size,
         max_tokens_per_gpu=train.max_tokens_per_gpu,
         micro_batch_size=train.micro_batch_size,
+        overlong_policy=train.overlong_policy,
         megatron={name: value for name, value in config.megatron.items() if name not in taken},
     )
 

@@ -56,6 +56,11 @@ def _dynamic_batching(config: RunConfig) -> str | None:
         return "use_dynamic_batch_size needs max_tokens_per_gpu: the most tokens of a micro-batch"
     if config.train.max_tokens_per_gpu is not None and not config.train.use_dynamic_batch_size:
         return "max_tokens_per_gpu has an effect only with use_dynamic_batch_size: set both"
+    if config.train.overlong_policy != "error" and config.train.max_tokens_per_gpu is None:
+        return (
+            f"overlong_policy {config.train.overlong_policy} needs a limit: set max_tokens_per_gpu "
+            "and use_dynamic_batch_size"
+        )
     return None
 
 

@@ -134,6 +134,9 @@ class TrainGroup(Group):
     """Pack micro-batches by tokens."""
     max_tokens_per_gpu: Operational[int | None] = Field(default=None, ge=1)
     """Most tokens of a dynamic micro-batch."""
+    overlong_policy: Numeric[Literal["error", "truncate", "drop"]] = "error"
+    """What becomes of a sequence longer than max_tokens_per_gpu: stop, cut its end off, or leave
+    it untrained."""
     lr: Numeric[float] = Field(default=1e-6, ge=0)
     """Learning rate."""
     clip_grad: Numeric[float] = Field(default=1.0, ge=0)

@@ -38,6 +38,8 @@ class TrainerSettings:
         algorithm: estimator, losses and their numbers.
         rollout_temperature: logits are divided by it before log-probs and entropy.
         use_dynamic_batch_size, max_tokens_per_gpu, micro_batch_size: micro-batches of training.
+        overlong_policy: what becomes of rows longer than max_tokens_per_gpu, see
+            batching.overlong.
         log_probs_max_tokens_per_gpu: cap of the separate forward pass; default
             max_tokens_per_gpu.
         logits_chunk_tokens: positions whose logits are in memory at once; None takes as many as
@@ -87,6 +89,7 @@ class TrainerSettings:
     use_dynamic_batch_size: bool = False
     max_tokens_per_gpu: int | None = None
     micro_batch_size: int = 1
+    overlong_policy: Literal["error", "truncate", "drop"] = "error"
     log_probs_max_tokens_per_gpu: int | None = None
     logits_chunk_tokens: int | None = None
     make_vocab_size_divisible_by: int = 128

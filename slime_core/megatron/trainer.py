@@ -19,8 +19,9 @@ from megatron.core import tensor_parallel
 
 from slime_core.algorithms.kl import KLCoefficient
 from slime_core.algorithms.settings import AlgorithmSettings
+from slime_core.batching.overlong import apply_overlong_policy
 from slime_core.batching.types import TrainBatch
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, DataError
 from slime_core.megatron import parallel
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint, write_state
@@ -128,6 +129,7 @@ class PolicyTrainer:
         Returns:
             {"steps": [one dict a step], "seconds": {"log_probs": s, "steps": s}}.
         """
+        batch, overlong = self._fitting(batch)
         if forced_skips is not None and len(forced_skips) != len(batch.steps):
             raise ConfigError(
                 f"{len(forced_skips)} recorded skips for a batch of {len(batch.steps)} steps"
@@ -149,10 +151,33 @@ class PolicyTrainer:
             allowed = not (forced_skips and forced_skips[number])
             hook = None if before_step is None else partial(before_step, number)
             result = self._step(batch, rows, columns, allowed, hook)
-            results.append(result | {"weights_digest": self.weights_digest()})
+            results.append(result | overlong | {"weights_digest": self.weights_digest()})
         self._end_iteration(results, batch.num_rows)
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
         return {"steps": results, "seconds": seconds}
+
+    def _fitting(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+        """The batch with rows that fit a micro-batch, and how many did not.
+
+        Raises:
+            DataError: a row does not fit and the policy says error, or none is left.
+        """
+        settings = self.settings
+        if settings.overlong_policy == "error" or settings.max_tokens_per_gpu is None:
+            return batch, {}
+        fitting, counts = apply_overlong_policy(
+            batch, settings.max_tokens_per_gpu, settings.overlong_policy
+        )
+        if not fitting.steps:
+            raise DataError(
+                f"no row of the batch fits into max_tokens_per_gpu {settings.max_tokens_per_gpu}: "
+                "raise it, or lower rollout_max_response_len"
+            )
+        return fitting, {
+            "overlong_truncated_rows": float(counts.truncated_rows),
+            "overlong_truncated_tokens": float(counts.truncated_tokens),
+            "overlong_dropped_rows": float(counts.dropped_rows),
+        }
 
     def _step(
         self,

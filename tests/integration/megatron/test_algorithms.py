@@ -16,6 +16,7 @@ import torch
 
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.types import TrainBatch
+from slime_core.errors import DataError
 from slime_core.tracking.registry import find
 
 BASE: dict[str, Any] = {
@@ -197,6 +198,29 @@ def test_mismatch_metrics_are_reported_where_asked_for(ran: Callable[..., dict[s
     names = {"mis_kl", "mis_k3_kl", "mis_chi2_token", "mis_chi2_seq", "mis_ppl_ratio"}
     assert names <= ran(get_mismatch_metrics=True).keys()
     assert not names & ran().keys()
+
+
+def test_rows_too_long_for_a_micro_batch_are_refused_cut_or_left_out(
+    model: str, batch: TrainBatch, in_trainer: Callable[..., Any]
+) -> None:
+    limit = int(np.sort(batch.lengths)[-3])
+    longer = batch.lengths > limit
+    tight = settings(model) | {"max_tokens_per_gpu": limit}
+    with pytest.raises(DataError, match=f"a micro-batch holds {limit}: raise --max-tokens-per-gpu"):
+        in_trainer(jobs.train, tight, [batch])
+    (cut,) = steps_of(in_trainer(jobs.train, tight | {"overlong_policy": "truncate"}, [batch]))
+    (left,) = steps_of(in_trainer(jobs.train, tight | {"overlong_policy": "drop"}, [batch]))
+    assert cut["overlong_truncated_rows"] == left["overlong_dropped_rows"] == longer.sum() > 0
+    assert cut["overlong_truncated_tokens"] == (batch.lengths - limit)[longer].sum()
+    assert left["tokens"] == batch.mask_sums[~longer].sum() < cut["tokens"] < batch.loss_mask.sum()
+    (without,) = steps_of(
+        in_trainer(jobs.train, settings(model), [batch.select(np.flatnonzero(~longer))])
+    )
+    assert not set(batch.rollout_ids[longer]) & set(batch.rollout_ids[~longer])
+    assert left["loss"] == pytest.approx(without["loss"], rel=1e-5, abs=1e-6)
+    for step in (cut, left):
+        found = {name: find(f"train/{name}") for name in step if name.startswith("overlong")}
+        assert len(found) == 3 and all(m and "{" not in m.name for m in found.values())
 
 
 @pytest.mark.parametrize("unbiased", [False, True])

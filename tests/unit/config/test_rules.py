@@ -19,6 +19,7 @@ from tests.unit.config.trees import small
         ({"global_batch_size": 1}, ("1 samples would split a group of 2",)),
         ({"num_steps_per_rollout": 8}, ("would split a group of 2",)),
         ({"use_dynamic_batch_size": True}, ("needs max_tokens_per_gpu",)),
+        ({"overlong_policy": "drop"}, ("overlong_policy drop needs a limit", "max_tokens_per_gpu")),
         ({"max_tokens_per_gpu": 10}, ("only with use_dynamic_batch_size",)),
         ({"eps_clip": 1.0}, ("eps_clip 1.0 would allow negative ratios",)),
         ({"eps_clip_high": 0.0}, ("eps_clip_high 0.0 must be above 0",)),
