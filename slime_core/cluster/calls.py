@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from slime_core.errors import SlimeError
 from slime_core.waits import within
+
+log = logging.getLogger(__name__)
 
 
 async def answer(
@@ -32,8 +35,15 @@ async def answer(
         cause = error.cause
         if isinstance(cause, SlimeError):
             raise cause from error
-        raise lost(f"{name} failed: {cause!r}\n{error}") from error
+        log.error("%s failed:\n%s", name, error)
+        raise lost(f"{name} failed: {cause!r}; its traceback is in the run's logs") from error
     except RayActorError as error:
-        raise lost(f"{name} failed: its process ended: {error}") from error
+        raise lost(f"{name} failed: its process ended: {_first_line(error)}") from error
     except RayError as error:
-        raise lost(f"{name} failed: {error}") from error
+        raise lost(f"{name} failed: {_first_line(error)}") from error
+
+
+def _first_line(error: RayError) -> str:
+    """Ray's messages go on for a page; the rest goes to the log."""
+    log.error("%s", error)
+    return str(error).strip().split("\n", 1)[0]

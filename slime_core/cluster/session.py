@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -104,7 +105,7 @@ class Session:
             )
             session._start_processes()
         except BaseException:
-            asyncio.run(session.close("failed"))
+            _run_beside(session.close("failed"))
             raise
         return session
 
@@ -284,3 +285,11 @@ def run_backend(config: RunConfig, run_id: str) -> Backend:
     """The store below a run's prefix, for readers."""
     url = store_url(config.run.workspace, config.store.store_url)
     return open_backend(join_url(url, run_id))
+
+
+def _run_beside(work: Coroutine[Any, Any, Any]) -> None:
+    """Runs a coroutine to its end on a loop of its own, also where a loop is running already (a
+    flow that a Prefect worker started)."""
+    thread = threading.Thread(target=asyncio.run, args=(work,), name="close")
+    thread.start()
+    thread.join()

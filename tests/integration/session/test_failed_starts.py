@@ -74,6 +74,22 @@ def test_another_identity_is_refused_and_nothing_is_held(tmp_path, nothing_left,
     assert given_back(tmp_path)
 
 
+def test_a_start_inside_a_running_loop_shows_its_own_error(tmp_path, nothing_left, monkeypatch):
+    """A flow that a Prefect worker started has a loop already."""
+
+    def stop(self: Session) -> None:
+        raise TrainerError("far enough")
+
+    async def body() -> None:
+        Session.start(config_of(str(tmp_path), 1), "r")
+
+    monkeypatch.setattr(Session, "_start_processes", stop)
+    with pytest.raises(TrainerError, match="far enough"):
+        asyncio.run(body())
+    nothing_left()
+    assert given_back(tmp_path)
+
+
 def test_a_run_with_a_living_owner_is_refused_and_left_to_it(tmp_path, nothing_left):
     backend = open_backend(str(tmp_path / "store" / "r"))
     with Lease.acquire(backend, ttl_s=5) as owner:

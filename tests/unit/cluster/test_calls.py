@@ -1,0 +1,44 @@
+"""What a person reads when something fails inside an actor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from slime_core.cluster.calls import answer
+from slime_core.errors import ConfigError, TrainerError
+
+
+async def failing(error: Exception) -> None:
+    raise error
+
+
+def raised(error: Exception) -> Exception:
+    with pytest.raises(Exception) as found:
+        asyncio.run(answer("the trainer to be built", 5, [failing(error)], TrainerError))
+    return found.value
+
+
+def test_our_own_errors_keep_their_type_and_words() -> None:
+    remote = RayTaskError("setup", "a page of traceback", ConfigError("lr is negative"))
+    assert isinstance(raised(remote), ConfigError) and str(raised(remote)) == "lr is negative"
+
+
+def test_a_foreign_error_is_one_line_and_its_traceback_goes_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    remote = RayTaskError("setup", "first page\nof a traceback", KeyError("embed"))
+    with caplog.at_level(logging.ERROR):
+        error = raised(remote)
+    assert isinstance(error, TrainerError)
+    assert str(error).startswith("the trainer to be built failed: KeyError('embed')")
+    assert "\n" not in str(error) and "of a traceback" in caplog.text
+
+
+def test_a_dead_process_is_one_line() -> None:
+    error = raised(ActorDiedError("The actor died.\nPage two.\nPage three."))
+    assert isinstance(error, TrainerError) and "\n" not in str(error)
+    assert "its process ended" in str(error)
