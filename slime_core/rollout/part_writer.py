@@ -58,9 +58,11 @@ class PartWriter:
 
     async def close(self) -> None:
         """Writes what was put before, then ends the task."""
-        await self._queue.join()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        written = asyncio.ensure_future(self._queue.join())
+        await asyncio.wait({written, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (written, self._task):
+            task.cancel()
+        await asyncio.gather(written, self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
