@@ -48,7 +48,7 @@ ROWS: dict[str, Row] = {
     "gspo": Row("--advantage-estimator gspo --eps-clip 0.01 --num-steps-per-rollout 2", 0.90, 0.80),
     "reinforce_plus_plus": Row(f"--advantage-estimator reinforce_plus_plus {_WHITE}", 0.90, 0.80),
     "rloo": Row("--advantage-estimator rloo", 0.90, 0.80),
-    "cispo": Row("--advantage-estimator cispo", 0.90, 0.80),
+    "cispo": Row("--advantage-estimator cispo --num-steps-per-rollout 2", 0.90, 0.80),
     "ppo": Row(f"--advantage-estimator ppo --critic-lr 1e-3 {_WHITE}", 0.93, 0.88),
     "stale": Row(_STALE, stale=4),
     "stale-tis": Row(f"{_STALE} --use-tis", 0.90, 0.78, stale=4),
@@ -143,11 +143,14 @@ def draw(runs: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for axis, stale in zip(axes, (False, True), strict=True):
-        for name, row in ROWS.items():
+        shown = [name for name, row in ROWS.items() if (row.stale > 0) == stale]
+        for place, name in enumerate(shown):
             own = [one["sampled"] for one in runs if one["row"] == name]
-            if own and (row.stale > 0) == stale:
+            if own:
                 steps = sorted(own[0])
-                axis.plot(steps, [statistics.fmean(c[s] for c in own) for s in steps], label=name)
+                means = [statistics.fmean(curve[step] for curve in own) for step in steps]
+                style = "-" if place < 10 else "--"  # there are ten colours
+                axis.plot(steps, means, style, label=name)
         axis.set_title("samples 4 iterations old" if stale else "fresh samples")
         axis.set_xlabel("iteration")
         axis.grid(alpha=0.3)
