@@ -1,11 +1,14 @@
+from dataclasses import asdict
+
 import pytest
 
 from slime_core.errors import ConfigError
 from slime_core.run.epoch import Lease
 from slime_core.run.overview import find_run, overview
-from slime_core.run.process import ProcessIdentity
+from slime_core.run.process import ProcessIdentity, own_identity
 from slime_core.store import layout
 from slime_core.store.backend import open_backend
+from slime_core.store.documents import put_document
 from tests.unit.store.runs import stored_run
 
 
@@ -37,8 +40,9 @@ def test_states(store, monkeypatch):
         assert look(store)["math"].state == "killed"
     lease.release()
     assert look(store)["math"].state == "stopped"
-    with Lease.acquire(open_backend(str(store / "sort-a")), ttl_s=0.0001) as silent:
-        assert silent.epoch == 0 and look(store)["sort-a"].state == "killed"
+    silent = {**asdict(own_identity()), "ttl_s": 0.0, "config": "", "token": "a"}
+    put_document(open_backend(str(store / "sort-a")), layout.epoch(0), silent)
+    assert look(store)["sort-a"].state == "killed"
     (store / "math" / layout.batch(1)).write_text("{}")
     damaged = look(store)["math"]
     assert damaged.state == "damaged" and layout.batch(1) in damaged.note
