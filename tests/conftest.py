@@ -1,9 +1,12 @@
 """Keeps every test off the user's own Prefect, MLflow and Ray settings."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 FOLDER = tempfile.mkdtemp(prefix="slime-tests-")
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 os.environ["PREFECT_HOME"] = f"{FOLDER}/prefect"
 for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
     os.environ.pop(name, None)
