@@ -15,6 +15,7 @@ import psutil
 
 log = logging.getLogger(__name__)
 CLEAN_END_S = 9.0
+STOPPING = "stopping: ending the stage, flushing what is finished (again to kill)"
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -40,18 +41,24 @@ class Stopper:
     def watch(self, task: asyncio.Task[Any]) -> None:
         """From now on the first signal cancels this task."""
         loop = asyncio.get_running_loop()
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+
+        def stop() -> None:
+            self._say(STOPPING)
+            task.cancel()
+
+        self._cancel = lambda: loop.call_soon_threadsafe(stop)
         self.install()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.exit_code is not None:
             kill_everything(self.exit_code)
         self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        self._say("stopping: ending the stage, flushing what is finished (again to kill)")
         timer = threading.Timer(CLEAN_END_S, kill_everything, (self.exit_code,))
         timer.daemon = True
         timer.start()
         if self._cancel is None:
+            # A handler may run in the middle of a print, which must not be entered again.
+            os.write(1, f"{STOPPING}\n".encode())
             raise KeyboardInterrupt
         self._cancel()
 
