@@ -28,8 +28,7 @@ class Stopper:
     is killed.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._cancel: Callable[[], object] | None = None
         self.exit_code: int | None = None
 
@@ -41,12 +40,7 @@ class Stopper:
     def watch(self, task: asyncio.Task[Any]) -> None:
         """From now on the first signal cancels this task."""
         loop = asyncio.get_running_loop()
-
-        def stop() -> None:
-            self._say(STOPPING)
-            task.cancel()
-
-        self._cancel = lambda: loop.call_soon_threadsafe(stop)
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         self.install()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -56,9 +50,10 @@ class Stopper:
         timer = threading.Timer(CLEAN_END_S, kill_everything, (self.exit_code,))
         timer.daemon = True
         timer.start()
+        # Past Python's streams: a handler may run in the middle of a print, which must not be
+        # entered again, and the loop may be busy.
+        os.write(1, f"\n{STOPPING}\n".encode())
         if self._cancel is None:
-            # A handler may run in the middle of a print, which must not be entered again.
-            os.write(1, f"{STOPPING}\n".encode())
             raise KeyboardInterrupt
         self._cancel()
 

@@ -76,7 +76,7 @@ class Command:
         self._workspace = Path(config.run.workspace)
         self._server: OwnServer | None = None
         self._imports = threading.Thread(target=_import_flows, name="imports")
-        self._stopper = Stopper(lambda text: self._terminal.say(text))
+        self._stopper = Stopper()
         self._terminal = Terminal(config.run.num_rollout)
 
     def run(self) -> int:
