@@ -134,6 +134,8 @@ class MlflowTracker:
     def has(self, record: Record) -> bool:
         if record.is_iteration:
             return record.step <= self._last_iteration
+        if not record.metrics:
+            return True  # nothing to send
         with _translated(self._settings.uri):
             return record.step in self._steps_of(_marker(record))
 

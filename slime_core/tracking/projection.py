@@ -85,7 +85,7 @@ def iteration_record(
 def evaluation_record(key: str, time_s: float, body: dict[str, Any]) -> Record:
     """Projects an evaluation; its step is the number in its weight version."""
     dataset, version = str(body["dataset"]), str(body["version"])
-    metrics: dict[str, float] = {}
+    metrics = {f"eval/{dataset}/missed": 1.0} if "missed" in body else {}
     for name, value in body.get("metrics", {}).items():
         metrics[f"eval/{dataset}/{name}"] = float(value)
         if name in ("reward", "mean_reward"):

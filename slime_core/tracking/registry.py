@@ -100,6 +100,7 @@ METRICS = (
     Metric("perf/wait_time_ratio", "share", "part of the iteration in which the trainer waits"),
     Metric("perf/tokens_per_gpu_per_sec", "tokens/s", "response tokens by generation time and GPU"),
     Metric("perf/{name}", "as the stage reports", "a further timing of a stage"),
+    Metric("eval/{dataset}/missed", "flag", "1 where the evaluation failed and gave no result"),
     Metric("eval/{dataset}", "reward", "mean reward on held-out prompts"),
     Metric("eval/{dataset}/{name}", "as the evaluation reports", "a number of the evaluation"),
 )

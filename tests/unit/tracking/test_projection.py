@@ -108,3 +108,9 @@ def test_sanitised_names_are_what_mlflow_takes(name):
 )
 def test_sanitised_by_example(name, expected):
     assert sanitised(name) == expected
+
+
+def test_a_missed_evaluation_is_counted_and_says_nothing_else():
+    body = {"dataset": "held", "version": "l0-3", "metrics": {}, "missed": "no grader answered"}
+    record = evaluation_record("evals/l0-3/held", 1.0, body)
+    assert record.step == 3 and record.metrics == {"eval/held/missed": 1.0}
