@@ -137,7 +137,7 @@ class OwnServer:
         with listener, log:
             process = subprocess.Popen(
                 command,
-                env=server_environment(home),
+                env=server_environment(home, port),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -208,8 +208,11 @@ class OwnServer:
             self._pid_path.unlink()
 
 
-def server_environment(home: Path) -> dict[str, str]:
-    """Environment of the server process: its own home and database, no user's profile."""
+def server_environment(home: Path, port: int) -> dict[str, str]:
+    """Environment of the server process: its own home and database, no user's profile.
+
+    Its pages must ask this server and not the one at Prefect's default port.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     return {
         **inherited,
@@ -218,6 +221,7 @@ def server_environment(home: Path) -> dict[str, str]:
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
     }
 
 

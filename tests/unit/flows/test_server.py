@@ -1,5 +1,6 @@
 """The server process: who it belongs to, where it keeps its data, how it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -120,6 +121,8 @@ def test_it_serves_from_the_workspace_and_dies_with_its_parent(tmp_path):
         pid, url = parent.stdout.readline().split()
         with urllib.request.urlopen(url) as page:
             assert page.status == 200 and b"<html" in page.read()
+        with urllib.request.urlopen(f"{url.rstrip('/')}/ui-settings") as settings:
+            assert json.load(settings)["api_url"] == f"{url.rstrip('/')}/api"
         assert (tmp_path / "prefect" / "prefect.db").is_file()
         assert not (tmp_path / ".prefect").exists() and not (tmp_path / "users").exists()
         child = psutil.Process(int(pid))
