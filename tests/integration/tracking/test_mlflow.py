@@ -13,7 +13,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from mlflow.tracking import MlflowClient
 
+from slime_core.store import layout
 from slime_core.store.backend import MemoryBackend
+from slime_core.store.documents import put_document
 from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker, flattened
 from slime_core.tracking.outbox import Outbox, TrackerRefused
 from slime_core.waits import poll
@@ -70,6 +72,22 @@ def test_a_resumed_training_continues_its_mlflow_run(tmp_path):
     assert json.loads(Path(table).read_text())["data"] == [["5281=", "1258", 1.0]]
     artifacts = Path(unquote(urlsplit(run.info.artifact_uri).path))
     assert artifacts.is_relative_to(tmp_path)
+
+
+def test_a_missed_evaluation_stops_nothing_behind_it(tmp_path):
+    """Also one that an earlier version wrote, as a line without numbers."""
+    store, chosen = MemoryBackend(), settings(tmp_path)
+    local = tmp_path / "local"
+    local.mkdir()
+    old = {"key": "evals/a-0/old", "step": 0, "time_s": 1.0, "metrics": {}}
+    (local / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    body = {"dataset": "held", "version": "a-0", "metrics": {}, "missed": "the grader is away"}
+    put_document(store, layout.evaluation("a-0", "held"), body)
+    tracker = MlflowTracker(chosen)
+    assert train(tmp_path, store, range(2), tracker) == []
+    run_id = tracker.mlflow_run_id
+    assert history(chosen.uri, run_id, "eval/held/missed") == [(0, 1.0)]
+    assert history(chosen.uri, run_id, "rollout/raw_reward") == [(0, 0.0), (1, 0.125)]
 
 
 def test_environment_and_configuration_choose_server_experiment_and_run(tmp_path, monkeypatch):
