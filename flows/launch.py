@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from slime_core import __version__
 from slime_core.config.fields import field_groups
 from slime_core.config.tree import RunConfig
 from slime_core.run.identity import RunChoice, choose_run
-from slime_core.run.paths import store_url
+from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import Backend, join_url, open_backend
 from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker
 from tasks._run import BOUND, Bound, Report, Stages, run_stage
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SAMPLES_IN_TABLE = 32
+TRACKER_TIMEOUT_S = 30.0
 
 
 class LogReport:
@@ -35,6 +36,9 @@ class LogReport:
 
     def say(self, text: str) -> None:
         log.info("%s", text)
+
+    def up(self, part: str) -> None:
+        log.info("%s is up", part)
 
     def stage(self, name: str, iteration: int) -> None:
         """Stages log their own line when they end."""
@@ -58,7 +62,6 @@ class Launch:
         session: its processes.
         report: where progress is shown.
         stages: other stages than slime_core's (benchmarks and tests).
-        take_signals: see Bound.
         finished: all iterations are done.
         flow_run_id: Prefect's id of the parent flow's run.
         left_over: sentences about metrics that did not reach a tracker.
@@ -69,10 +72,10 @@ class Launch:
     session: Session
     report: Report = field(default_factory=LogReport)
     stages: Stages | None = None
-    take_signals: Callable[[], None] = lambda: None
     finished: bool = False
     flow_run_id: UUID | None = None
     left_over: list[str] = field(default_factory=list)
+    _closed: bool = False
 
     @classmethod
     def current(cls) -> Launch | None:
@@ -86,21 +89,27 @@ class Launch:
         resume: str,
         take_over: bool = False,
         choice: RunChoice | None = None,
+        report: Report | None = None,
     ) -> Launch:
-        """Chooses the run and starts its processes without waiting. Call it in the main thread.
+        """Chooses the run and starts its processes without waiting.
 
         Args:
             resume: which run to take, as `choose_run` says.
             take_over: do not wait for a silent owner.
             choice: the run, where it was chosen before.
+            report: where progress is shown.
         """
         from slime_core.cluster.session import Session
 
-        choice = choice or choose(config, resume)
+        choice, report = choice or choose(config, resume), report or LogReport()
         session = Session.start(
-            config, choice.run_id, take_over=take_over, trackers=trackers_of(config, choice.run_id)
+            config,
+            choice.run_id,
+            take_over=take_over,
+            trackers=trackers_of(config, choice.run_id),
+            up=report.up,
         )
-        return cls(config, choice, session)
+        return cls(config, choice, session, report)
 
     @property
     def run_id(self) -> str:
@@ -113,7 +122,7 @@ class Launch:
         try:
             context = await self.session.ready()
             stages = self.stages or Stages.real()
-            run = Bound(context, stages, self.report, self.take_signals)
+            run = Bound(context, stages, self.report)
             token = BOUND.set(run)
             try:
                 yield run
@@ -124,6 +133,16 @@ class Launch:
             reason = "interrupted"
             raise
         finally:
+            await self.close(reason)
+
+    async def close(self, reason: str) -> None:
+        """Ends the processes, once.
+
+        Args:
+            reason: finished, interrupted or failed.
+        """
+        if not self._closed:
+            self._closed = True
             self.left_over = await self.session.close(reason)
 
     def tell(self, recovery: Recovery) -> None:
@@ -149,6 +168,29 @@ def choose(config: RunConfig, resume: str) -> RunChoice:
     """Which run this start means."""
     root = open_backend(store_url(config.run.workspace, config.store.store_url))
     return choose_run(root, config, resume)
+
+
+def store_of(config: RunConfig, run_id: str) -> Backend:
+    """The store below a run's prefix."""
+    return open_backend(join_url(store_url(config.run.workspace, config.store.store_url), run_id))
+
+
+def deliver(config: RunConfig, run_id: str) -> list[str]:
+    """Brings a finished run's metrics to trackers that were away when it ended.
+
+    Returns:
+        Sentences about metrics that still did not reach a tracker.
+    """
+    from slime_core.tracking.outbox import Outbox
+
+    outbox = Outbox(
+        RunPaths.create(config.run.workspace, run_id).local,
+        store_of(config, run_id),
+        config.cluster.rollout_num_gpus,
+        trackers_of(config, run_id),
+    )
+    outbox.catch_up()
+    return outbox.close("FINISHED", TRACKER_TIMEOUT_S)
 
 
 def trackers_of(config: RunConfig, run_id: str) -> list[MlflowTracker]:

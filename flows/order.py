@@ -38,7 +38,6 @@ async def training(
 async def stages_of(k: int, stage: StageCall) -> dict[str, float]:
     """The stages of iteration k in their order; returns its metrics."""
     run = bound()
-    run.take_signals()
     draws = await stage("sample", k, k)
     seal = await stage("generate", k, draws)
     scored = await stage("reward", k, seal)

@@ -1,68 +1,107 @@
-"""Ctrl-C: the first asks the run to end cleanly, the second kills."""
+"""Ctrl-C and SIGTERM: the first asks the run to end cleanly, the second kills.
+
+It is the first thing that the command loads, so what it imports is small.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-log = logging.getLogger(__name__)
+from slime_core.cluster.reaper import is_reaper
+
+if TYPE_CHECKING:
+    import asyncio
+
 CLEAN_END_S = 9.0
 STOPPING = "stopping: ending the stage, flushing what is finished (again to kill)"
+GOES_ON = "stopped; the same command goes on"
 INTERRUPTED = 130
 TERMINATED = 143
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopper:
-    """Handles SIGINT and SIGTERM of the command.
+    """Owns SIGINT and SIGTERM while it is entered. Enter it in the main thread.
 
-    Before the run's loop is there a signal raises KeyboardInterrupt. Then the first one cancels the
-    run, and if that does not end within nine seconds, or a second one comes, every process of ours
-    is killed.
+    Ray and Prefect ask for handlers of their own while they start and at every flow. Theirs end
+    the process with another status, or raise wherever the loop happens to be, so `signal.signal`
+    passes over what is asked for these two signals.
+
+    Until there is a task to cancel nothing is worth keeping, and an exception could come up in the
+    middle of anything: a signal ends every process of ours at once. Then the first one cancels the
+    task, and if that does not end within nine seconds, or a second one comes, everything is killed.
+
+    Attributes:
+        exit_code: of the command, once a signal has come.
     """
 
     def __init__(self) -> None:
         self._cancel: Callable[[], object] | None = None
+        self._before: dict[int, Any] = {}
+        self._signal = signal.signal
         self.exit_code: int | None = None
 
-    def install(self) -> None:
-        """Takes the signals. Ray and Prefect set handlers of their own, so call it again later."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+    def __enter__(self) -> Self:
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        self._signal = signal.signal
+        for number in SIGNALS:
             signal.signal(number, self._handle)
+        signal.signal = self._pass_over
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal = self._signal
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def watch(self, task: asyncio.Task[Any]) -> None:
         """From now on the first signal cancels this task."""
-        loop = asyncio.get_running_loop()
+        loop = task.get_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        self.install()
+
+    def unwatch(self) -> None:
+        """The task has ended: from now on a signal kills."""
+        self._cancel = None
+
+    def _pass_over(self, number: int, handler: Any) -> Any:
+        """Stands for `signal.signal`."""
+        return signal.getsignal(number) if number in SIGNALS else self._signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.exit_code is not None:
+        again = self.exit_code is not None
+        if self.exit_code is None:
+            self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+        if again or self._cancel is None:
             kill_everything(self.exit_code)
-        self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
+            return
         timer = threading.Timer(CLEAN_END_S, kill_everything, (self.exit_code,))
         timer.daemon = True
         timer.start()
-        # Past Python's streams: a handler may run in the middle of a print, which must not be
-        # entered again, and the loop may be busy.
-        os.write(1, f"\n{STOPPING}\n".encode())
-        if self._cancel is None:
-            raise KeyboardInterrupt
+        write(STOPPING)
         self._cancel()
 
 
 def kill_everything(exit_code: int) -> None:
-    """Kills all descendants of this process, then ends it."""
+    """Kills all descendants of this process, then ends it. The reaper stays until it has found
+    what was started meanwhile, and has removed Ray's folder."""
+    write(GOES_ON)
     for child in psutil.Process().children(recursive=True):
         try:
-            child.kill()
-        except psutil.NoSuchProcess:
+            if not is_reaper(child.cmdline()):
+                child.kill()
+        except psutil.Error:
             continue
     os._exit(exit_code)
+
+
+def write(text: str) -> None:
+    """Writes a line past Python's streams: a handler may run in the middle of a print, which must
+    not be entered again."""
+    os.write(1, f"\n{text}\n".encode())

@@ -23,6 +23,7 @@ class Report(Protocol):
     """Where progress is shown; `slime_core.report.terminal.Terminal` is one."""
 
     def say(self, text: str) -> None: ...
+    def up(self, part: str) -> None: ...
     def stage(self, name: str, iteration: int) -> None: ...
     def start(self) -> None: ...
     def iteration(self, k: int, metrics: dict[str, float]) -> None: ...
@@ -64,17 +65,11 @@ class Stages:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the parent flow binds for its subflows and tasks; none of it is a parameter.
-
-    Attributes:
-        take_signals: called at the start of each iteration, since each subflow of Prefect takes
-            SIGTERM for itself.
-    """
+    """What the parent flow binds for its subflows and tasks; none of it is a parameter."""
 
     context: RunContext
     stages: Stages
     report: Report
-    take_signals: Callable[[], None] = lambda: None
 
 
 BOUND: ContextVar[Bound] = ContextVar("slime_bound")

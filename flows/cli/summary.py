@@ -4,47 +4,43 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slime_core.config.tree import RunConfig
-from slime_core.run.paths import store_url
+from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import join_url
 from slime_core.tracking.mlflow import MlflowSettings
 
-if TYPE_CHECKING:
-    from flows.launch import Launch
-    from flows.server import OwnServer
-
+HOST = "127.0.0.1"
 MLFLOW_PORT, PREFECT_PORT = 5000, 4200
 
 
 def summary(
-    config: RunConfig, launch: Launch | None, server: OwnServer | None, stopped: bool
+    config: RunConfig, run_id: str, how: str, prefect_home: Path | None, notes: Sequence[str]
 ) -> list[str]:
     """Lines for the terminal.
 
     Args:
-        launch: None where the run did not come to its start.
-        server: our own Prefect server, which has ended.
-        stopped: a person stopped the run.
+        how: the run came to its end, or stands.
+        prefect_home: folder of the workspace's own Prefect server.
+        notes: sentences about metrics that did not reach a tracker.
     """
-    if launch is None:
-        return []
-    url = join_url(store_url(config.run.workspace, config.store.store_url), launch.run_id)
-    how = "stopped; the same command goes on" if stopped else "finished"
+    url = join_url(store_url(config.run.workspace, config.store.store_url), run_id)
+    paths = RunPaths(Path(config.run.workspace).absolute(), run_id)
     lines = [
-        f"run {launch.run_id} {how}",
+        f"run {run_id} {how}",
         f"  store    {url}",
-        f"  metrics  {launch.session.paths.local / 'metrics.jsonl'}",
-        f"  logs     {launch.session.paths.logs}",
+        f"  metrics  {paths.local / 'metrics.jsonl'}",
+        f"  logs     {paths.logs}",
     ]
     if config.tracking.use_mlflow:
         lines.append(f"  MLflow   {mlflow_command(config)}")
-    if server is not None:
-        lines.append(f"  Prefect  {prefect_command(server.home)}")
-    return [*lines, *(f"  note: {sentence}" for sentence in launch.left_over)]
+    if prefect_home is not None:
+        lines.append(f"  Prefect  {prefect_command(prefect_home)}")
+    return [*lines, *(f"  note: {sentence}" for sentence in notes)]
 
 
 def mlflow_command(config: RunConfig) -> str:
@@ -55,14 +51,27 @@ def mlflow_command(config: RunConfig) -> str:
     if uri.startswith(("http://", "https://")):
         return uri
     command = f"{program('mlflow')} ui --backend-store-uri {shlex.quote(_short(uri))}"
-    return f"{command} --port {MLFLOW_PORT}   (http://127.0.0.1:{MLFLOW_PORT})"
+    port = page_port(MLFLOW_PORT)
+    return f"{command} --port {port}   (http://{HOST}:{port})"
 
 
 def prefect_command(home: Path) -> str:
     """The command that opens the workspace's Prefect pages."""
     place = shlex.quote(_relative(home))
-    command = f"PREFECT_HOME={place} {program('prefect')} server start --port {PREFECT_PORT}"
-    return f"{command}   (http://127.0.0.1:{PREFECT_PORT})"
+    port = page_port(PREFECT_PORT)
+    command = f"PREFECT_HOME={place} {program('prefect')} server start --port {port}"
+    return f"{command}   (http://{HOST}:{port})"
+
+
+def page_port(usual: int) -> int:
+    """The usual port of a page, or another one where something listens there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, usual))
+        except OSError:
+            probe.bind((HOST, 0))
+        return probe.getsockname()[1]
 
 
 def program(name: str) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from slime_core.run.logs import FORMAT
+from slime_core.run.logs import DETAILS, FORMAT
 
 OURS = ("slime_core", "flows", "tasks")
 
@@ -17,6 +17,11 @@ class _Said(logging.Handler):
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Ours, without the details of what is told in a sentence."""
+        ours = record.name.split(".")[0] in OURS and record.name != DETAILS
+        return ours and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         self._say(f"{record.levelname.lower()}: {record.getMessage()}")

@@ -9,10 +9,12 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from slime_core.errors import SlimeError
+from slime_core.errors import EngineError, SlimeError, TrainerError
+from slime_core.run.logs import DETAILS
 from slime_core.waits import within
 
-log = logging.getLogger(__name__)
+details = logging.getLogger(DETAILS)
+WHO = {TrainerError: "the trainer", EngineError: "the rollout worker"}
 
 
 async def answer(
@@ -35,15 +37,19 @@ async def answer(
         cause = error.cause
         if isinstance(cause, SlimeError):
             raise cause from error
-        log.error("%s failed:\n%s", name, error)
+        details.error("%s failed:\n%s", name, error)
         raise lost(f"{name} failed: {cause!r}; its traceback is in the run's logs") from error
     except RayActorError as error:
-        raise lost(f"{name} failed: its process ended: {_first_line(error)}") from error
+        details.error("%s failed:\n%s", name, error)
+        raise lost(
+            f"{name} failed: the process of {WHO.get(lost, 'an actor')} ended (killed, or out of "
+            "memory?); the run's logs have the details, and the same command goes on"
+        ) from error
     except RayError as error:
+        details.error("%s failed:\n%s", name, error)
         raise lost(f"{name} failed: {_first_line(error)}") from error
 
 
 def _first_line(error: RayError) -> str:
-    """Ray's messages go on for a page; the rest goes to the log."""
-    log.error("%s", error)
+    """Ray's messages go on for a page."""
     return str(error).strip().split("\n", 1)[0]

@@ -7,12 +7,18 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import ray
+import ray._private.worker as ray_worker
 
 from slime_core.cluster import reaper
 from slime_core.errors import ConfigError
+from slime_core.run.logs import DETAILS
 
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -23,7 +29,10 @@ REAPER_TIMEOUT_S = 5.0
 
 
 class LocalRay:
-    """Starts and ends one local Ray. Call `start` in the main thread.
+    """Starts and ends one local Ray.
+
+    Ray's processes end with the thread that started them. In the main thread that is the process;
+    elsewhere a thread of its own starts them and waits for `stop`.
 
     Args:
         note: a file that names Ray's temporary folder while it is there, so that the next start
@@ -33,7 +42,9 @@ class LocalRay:
     def __init__(self, note: Path) -> None:
         self._note = note
         self._folder = ""
+        self._restore_logger: Callable[[], None] = lambda: None
         self._reaper: subprocess.Popen[bytes] | None = None
+        self._keeper: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
         """Starts Ray and the reaper that ends it should this process be killed.
@@ -53,8 +64,10 @@ class LocalRay:
         self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)  # socket paths must be short
         self._note.write_text(self._folder, encoding="utf-8")
         self._reaper = reaper.start(self._folder)
+        self._restore_logger = _log_to_details()
         with reaper.marking(self._folder):
-            ray.init(
+            self._in_a_lasting_thread(
+                ray.init,
                 address="local",
                 num_cpus=max(2, os.cpu_count() or 1),
                 include_dashboard=False,
@@ -77,8 +90,18 @@ class LocalRay:
             if self._reaper is not None:
                 self._reaper.kill()
                 self._reaper.wait(REAPER_TIMEOUT_S)
+            if self._keeper is not None:
+                self._keeper.shutdown(wait=False)
             self._folder = ""
             self._remove_noted()
+            self._restore_logger()
+
+    def _in_a_lasting_thread(self, call: Callable[..., object], **options: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            call(**options)
+            return
+        self._keeper = ThreadPoolExecutor(1, "ray")
+        self._keeper.submit(call, **options).result()
 
     def _remove_noted(self) -> None:
         if not self._note.exists():
@@ -87,3 +110,33 @@ class LocalRay:
         if folder.name.startswith(FOLDER_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
         self._note.unlink()
+
+
+class _ToDetails(logging.Handler):
+    """Passes records on to the run's log files."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger(DETAILS).handle(record)
+
+
+def _log_to_details() -> Callable[[], None]:
+    """Sends what Ray says in the driver to the log files instead of the terminal: it reports in
+    pages, for example each call that was waiting when we ended an actor. Two ways lead there, its
+    logger and the messages of the raylet, which no option of Ray keeps off stdout.
+
+    Returns:
+        Call it to undo that.
+    """
+    logger, shown = logging.getLogger("ray"), ray_worker.print_to_stdstream
+    before = list(logger.handlers)
+
+    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:
+        logging.getLogger(DETAILS).error("Ray (%s): %s", data["pid"], "\n".join(data["lines"]))
+
+    def restore() -> None:
+        logger.handlers[:] = before
+        ray_worker.print_to_stdstream = shown
+
+    logger.handlers[:] = [_ToDetails()]
+    ray_worker.print_to_stdstream = keep
+    return restore

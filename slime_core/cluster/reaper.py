@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MARK = "SLIME_RAY_FOLDER"
@@ -49,6 +49,11 @@ def start(folder: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def is_reaper(command: Sequence[str]) -> bool:
+    """Whether a process with this command line is a reaper."""
+    return str(Path(__file__)) in command
 
 
 def wait_for_end(pid: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import ray
@@ -11,6 +13,7 @@ from slime_core.errors import EngineError
 from slime_core.refs import Ref
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 
+log = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 30.0
 _REMOTE: Any = ray.remote(  # pyright: ignore[reportCallIssue]
     num_cpus=0.0, max_restarts=0, max_concurrency=64
@@ -29,10 +32,21 @@ class RolloutActor:
         from slime_core.rollout.worker import RolloutWorker  # imports transformers
 
         self._worker = RolloutWorker(self._settings)
-        return await self._worker.setup()
+        facts = await self._worker.setup()
+        log.info("the rollout worker is ready: prompts %s", facts["prompts"])
+        return facts
 
     async def invoke(self, method: str, *args: Any) -> Any:
-        return await getattr(self._worker, method)(*args)
+        """Calls a method of the worker; a stage leaves a line in the log."""
+        start_s = time.monotonic()
+        answer = await getattr(self._worker, method)(*args)
+        if isinstance(answer, Ref):
+            seconds = time.monotonic() - start_s
+            log.info(
+                "%s of iteration %d: %s, %d rows, %d tokens, %.2f s",
+                method, answer.iteration, answer.uri, answer.rows, answer.tokens, seconds,
+            )  # fmt: skip
+        return answer
 
 
 class RolloutGroup:

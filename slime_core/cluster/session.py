@@ -10,10 +10,10 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
@@ -38,6 +38,7 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.ledger import initial_state
 from slime_core.store.source import BatchSource
 from slime_core.tracking.outbox import Outbox, Tracker
+from slime_core.waits import together
 from slime_core.weights.sync.canary import tolerance_for
 from slime_core.weights.sync.machine import Transport, WeightSync
 from slime_core.weights.sync.transports.disk import DiskTransport
@@ -45,6 +46,7 @@ from slime_core.weights.sync.transports.tensor import TensorTransport
 
 log = logging.getLogger(__name__)
 TRACKER_TIMEOUT_S = 30.0
+T = TypeVar("T")
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
@@ -70,6 +72,7 @@ class Session:
         self._ports: list[HeldPort] = []
         self._ray = LocalRay(self.paths.local / "ray-folder")
         self._stop_logging: Callable[[], None] = lambda: None
+        self._up: Callable[[str], None] = lambda part: None
 
     @classmethod
     def start(
@@ -79,20 +82,21 @@ class Session:
         *,
         take_over: bool = False,
         trackers: Sequence[Tracker] = (),
+        up: Callable[[str], None] = lambda part: None,
     ) -> Session:
         """Takes the run's lease and starts all processes without waiting for them.
-
-        Call it in the main thread: Ray and its children end with the thread that started them.
 
         Args:
             take_over: do not wait for a silent owner.
             trackers: where metrics go besides metrics.jsonl.
+            up: is told when a part has come up: Ray, trainer, rollout worker, engines.
 
         Raises:
             ConfigError: the run has another identity, or the model folder is unusable.
             StoreError: the store cannot be written, or the run has a living owner.
         """
         session = cls(config, run_id, trackers)
+        session._up = up
         log_file = session.paths.logs / "driver.log"
         session._stop_logging = log_to_file(log_file, config.debug.log_level)
         try:
@@ -116,9 +120,12 @@ class Session:
             SlimeError: something did not come up; names it.
         """
         assert self.lease is not None
-        built, facts, _ = await asyncio.gather(
-            self.trainer.ready(), self.rollout.ready(), self.engines.ready()
-        )
+        trainer = asyncio.ensure_future(self._told("trainer", self.trainer.ready()))
+        rollout = asyncio.ensure_future(self._told("rollout worker", self.rollout.ready()))
+        # Where one fails, the others are not waited for any more: what they would say comes from
+        # our ending them.
+        await together([trainer, rollout, self._told("engines", self.engines.ready())])
+        built, facts = trainer.result(), rollout.result()
         config = self.config
         self.outbox = Outbox(
             self.paths.local, self.backend, config.cluster.rollout_num_gpus, self.trackers
@@ -167,8 +174,14 @@ class Session:
         _empty(self.paths.weights)
         self.engines.start()
         self._ray.start()
+        self._up("Ray")
         self.trainer.start()
         self.rollout.start()
+
+    async def _told(self, part: str, coming: Awaitable[T]) -> T:
+        result = await coming
+        self._up(part)
+        return result
 
     async def _stop_engines(self) -> None:
         try:

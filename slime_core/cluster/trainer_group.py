@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from slime_core.megatron.rank import TrainerRank
     from slime_core.megatron.settings import TrainerSettings
 
+log = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 30.0
 _REMOTE: Any = ray.remote(  # pyright: ignore[reportCallIssue]
     num_cpus=0.0, max_restarts=0, concurrency_groups={"control": 2}
@@ -39,8 +42,15 @@ class TrainerActor:
         """Builds the model; returns the initial weights' digest and the parameter count."""
         from slime_core.megatron.rank import TrainerRank  # imports torch and megatron
 
+        start_s = time.monotonic()
         self._rank = TrainerRank(self._settings)
-        return self._rank.setup()
+        built = self._rank.setup()
+        log.info(
+            "rank %d of %d is built on %s in %s: %d parameters, %.1f s",
+            self._settings.rank, self._settings.world_size, self._settings.device,
+            self._settings.dtype, built["parameters"], time.monotonic() - start_s,
+        )  # fmt: skip
+        return built
 
     def train(self, call: TrainCall) -> dict[str, Any]:
         """Reads the batch from the store and trains it."""
@@ -50,7 +60,8 @@ class TrainerActor:
                 f"batch.json of iteration {call.iteration} has digest {document.digest}, "
                 f"expected {call.batch_digest}"
             )
-        return self._built().train(
+        start_s = time.monotonic()
+        result = self._built().train(
             epoch=call.epoch,
             expect=call.expect,
             next_state=call.next_state,
@@ -60,6 +71,12 @@ class TrainerActor:
             forced_skips=call.forced_skips,
             before_step=lambda step: faults.hold("train-middle", call.iteration),
         )
+        log.info(
+            "iteration %d: %d samples, loss of each step %s, %.2f s",
+            call.iteration, len(batch.rewards), [step.get("loss") for step in result["steps"]],
+            time.monotonic() - start_s,
+        )  # fmt: skip
+        return result
 
     def invoke(self, method: str, *args: Any) -> Any:
         """Calls a method of the rank in the training thread."""

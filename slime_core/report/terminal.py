@@ -1,10 +1,14 @@
-"""What a person sees in the terminal: one live line, or one plain line an iteration."""
+"""What a person sees in the terminal: one live line, or one plain line an iteration.
+
+Iterations are named as everywhere else, from 0; how many are done is a count.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -17,6 +21,8 @@ STAGE_TIMES = {
     "sync": "perf/update_weights_time",
 }
 PACE_WINDOW = 20
+REDRAWS_PER_S = 2
+SEPARATOR = "  "
 
 
 class Terminal:
@@ -26,17 +32,31 @@ class Terminal:
         total: iterations of the whole run.
         stream: where to write.
         live: redraw one line; by default where the stream is a terminal.
+        width: columns of the live line; by default those of the terminal, whenever it is drawn.
     """
 
-    def __init__(self, total: int, stream: TextIO | None = None, live: bool | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        width: int | None = None,
+    ) -> None:
         self._total = total
         self._stream = stream or sys.stdout
         self._scores: dict[str, float] = {}
         self._ends: deque[float] = deque(maxlen=PACE_WINDOW + 1)
-        self._line = ""
-        self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
+        self._progress: list[str] = []
+        self._now = ""
+        self._start: _Start | None = None
+        self._console = Console(file=self._stream, highlight=False, soft_wrap=True, width=width)
         wanted = self._stream.isatty() if live is None else live
-        self._live = Live(console=self._console, transient=True, auto_refresh=False)
+        self._live = Live(
+            console=self._console,
+            transient=True,
+            refresh_per_second=REDRAWS_PER_S,
+            get_renderable=lambda: Text(self.line(), no_wrap=True, overflow="ellipsis"),
+        )
         self._is_live = wanted
         if wanted:
             self._live.start()
@@ -46,11 +66,23 @@ class Terminal:
         self._console.print(text, markup=False)
         self._stream.flush()
 
+    def starting(self, parts: Sequence[str]) -> None:
+        """Begins to show which of these parts are waited for."""
+        self._start = _Start(parts)
+        if not self._is_live:
+            self.say(f"starting {', '.join(parts)} (about 15 s)")
+
+    def up(self, part: str) -> None:
+        """A part has come up."""
+        if self._start is None or not self._start.come(part):
+            return
+        if not self._is_live:
+            self.say(f"  {part} up after {duration(self._start.seconds)}")
+
     def stage(self, name: str, iteration: int) -> None:
         """Shows what is going on now (live only)."""
-        if self._is_live:
-            now = f"{name} {iteration + 1}"
-            self._redraw(f"{self._line}  |  {now}" if self._line else now)
+        self._start = None
+        self._now = f"{name} {iteration}" if iteration >= 0 else f"{name} initial weights"
 
     def start(self) -> None:
         """Starts the clock of the first iteration."""
@@ -64,31 +96,43 @@ class Terminal:
 
     def iteration(self, k: int, metrics: dict[str, float]) -> None:
         """Shows a finished iteration."""
+        self._start, self._now = None, ""
         self._ends.append(time.monotonic())
-        self._line = self._describe(k, metrics)
-        if self._is_live:
-            self._redraw(self._line)
-        else:
-            self.say(self._line)
+        self._progress = self._describe(k, metrics)
+        if not self._is_live:
+            self.say(SEPARATOR.join(self._progress))
 
     def close(self) -> None:
-        """Leaves the last line standing."""
-        if self._is_live:
+        """Leaves the last line standing, or the scores where nothing was trained."""
+        was_live, self._is_live = self._is_live, False
+        if was_live:
             self._live.stop()
-            self._is_live = False
-            if self._line:
-                self.say(self._line)
+        if was_live and self._progress:
+            self.say(SEPARATOR.join(self._progress))
+        elif not self._progress and self._scores:
+            self.say(self._evaluated())
+        self._scores = {}
 
-    def _redraw(self, text: str) -> None:
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+    def line(self) -> str:
+        """The live line: what is least important stands last and is left out first."""
+        if self._start is not None:
+            return self._start.describe()
+        parts = list(self._progress)
+        if self._now:
+            parts.insert(min(2, len(parts)), f"now {self._now}")
+        while len(parts) > 1 and len(SEPARATOR.join(parts)) > self._console.width:
+            parts.pop()
+        return SEPARATOR.join(parts)
 
-    def _describe(self, k: int, metrics: dict[str, float]) -> str:
-        parts = [f"iteration {k + 1}/{self._total}"]
+    def _describe(self, k: int, metrics: dict[str, float]) -> list[str]:
+        """What there is to say about iteration k, the most important first."""
+        parts = [f"{k + 1} of {self._total} done (iteration {k})"]
+        if (left := self._seconds_left(k)) is not None:
+            parts.append(f"{duration(left)} left")
         if (reward := metrics.get("rollout/raw_reward")) is not None:
             parts.append(f"reward {reward:.3f}")
         if self._scores:
-            scores = " ".join(f"{name} {value:.3f}" for name, value in self._scores.items())
-            parts.append(f"eval {scores}")
+            parts.append(self._evaluated())
         if (speed := metrics.get("perf/tokens_per_gpu_per_sec")) is not None:
             parts.append(f"{speed:.0f} tokens/s")
         times = [
@@ -96,9 +140,10 @@ class Terminal:
         ]
         if times:
             parts.append(" ".join(times) + " s")
-        if (left := self._seconds_left(k)) is not None:
-            parts.append(f"{duration(left)} left")
-        return "  ".join(parts)
+        return parts
+
+    def _evaluated(self) -> str:
+        return "eval " + " ".join(f"{name} {value:.3f}" for name, value in self._scores.items())
 
     def _seconds_left(self, k: int) -> float | None:
         """Remaining iterations at the pace of the last ones."""
@@ -106,6 +151,32 @@ class Terminal:
             return None
         pace_s = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return pace_s * max(0, self._total - k - 1)
+
+
+class _Start:
+    """Which parts of a start have come up, and how long it has taken so far."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._there = dict.fromkeys(parts, False)
+        self._began_s = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def come(self, part: str) -> bool:
+        """Notes a part; True if it was waited for."""
+        news = self._there.get(part) is False
+        if news:
+            self._there[part] = True
+        return news
+
+    def describe(self) -> str:
+        time_so_far = duration(self.seconds)
+        if all(self._there.values()):
+            return f"starting: {time_so_far}, bringing trainer and engines to the same weights"
+        parts = [f"{part} {'ok' if there else '...'}" for part, there in self._there.items()]
+        return f"starting: {time_so_far}, {', '.join(parts)}"
 
 
 def duration(seconds: float) -> str:

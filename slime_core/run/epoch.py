@@ -184,6 +184,23 @@ def owner_of(backend: Backend, epoch: int) -> tuple[ProcessIdentity, float]:
     return identity, body["ttl_s"]
 
 
+def refuse_living_owner(backend: Backend) -> None:
+    """Finds out, before anything is started, that a run is in use by a process of this machine.
+
+    Raises:
+        StoreError: its owner is alive; names its pid and when it showed a sign of life.
+    """
+    held = newest_epoch(backend)
+    if held is None or held.ended:
+        return
+    owner, ttl_s = owner_of(backend, held.epoch)
+    if owner.is_gone() is not False:
+        return
+    age_s = store_now_s(backend) - held.last_sign_s
+    if age_s < ttl_s + backend.clock_resolution_s:
+        raise _refused(backend, owner, age_s)
+
+
 def _wait_until_free(backend: Backend, held: EpochState, take_over: bool) -> None:
     """Returns once the owner may be followed. Raises StoreError if it is alive."""
     owner, ttl_s = owner_of(backend, held.epoch)

@@ -30,12 +30,14 @@ class RunChoice:
 
     Attributes:
         resumed: it existed before.
+        finished: nothing is left to do in it.
         sentence: what a person is told.
     """
 
     run_id: str
     resumed: bool
     sentence: str
+    finished: bool = False
 
 
 def choose_run(store: Backend, config: RunConfig, resume: str = "auto") -> RunChoice:
@@ -60,10 +62,9 @@ def choose_run(store: Backend, config: RunConfig, resume: str = "auto") -> RunCh
         done = iterations_done(store, run_id)
         owed = owed_evaluations(store, config, run_id, done)
         if done < config.run.num_rollout or owed:
-            rest = f", to evaluate {', '.join(owed)}" if done >= config.run.num_rollout else ""
-            sentence = f"resuming run {run_id} after {done} iterations{rest}"
+            sentence = _resuming(store, config, run_id, done, owed)
             return RunChoice(run_id, True, f"{sentence} (--new starts another)")
-    return _new(config)
+    return _new(config, same[-1].body["run_id"] if same else None)
 
 
 def list_runs(store: Backend) -> list[Document]:
@@ -168,12 +169,54 @@ def _named(store: Backend, config: RunConfig, run_id: str) -> RunChoice:
         if run.body["run_id"] == run_id:
             _check_identity(run_id, run.body["identity"], values(config, "identity"))
             done = iterations_done(store, run_id)
-            return RunChoice(run_id, True, f"resuming run {run_id} after {done} iterations")
+            owed = owed_evaluations(store, config, run_id, done)
+            wanted = config.run.num_rollout
+            if done >= wanted and not owed:
+                sentence = f"run {run_id} is finished ({done} of {wanted} iterations)"
+                return RunChoice(run_id, True, sentence, finished=True)
+            return RunChoice(run_id, True, _resuming(store, config, run_id, done, owed))
     return RunChoice(run_id, False, f"starting run {run_id}")
 
 
-def _new(config: RunConfig) -> RunChoice:
+def _resuming(store: Backend, config: RunConfig, run_id: str, done: int, owed: list[str]) -> str:
+    """What is left to do in a run, and why a run that had finished goes on."""
+    wanted = config.run.num_rollout
+    sentence = f"resuming run {run_id} after {done} iterations"
+    if done >= wanted:
+        return f"{sentence}, to evaluate {', '.join(owed)}" if owed else sentence
+    before = planned_iterations(store, run_id, done)
+    if before is not None and before <= done:
+        return f"{sentence}: it had finished, and num_rollout is {wanted} now"
+    return sentence
+
+
+def planned_iterations(store: Backend, run_id: str, done: int) -> int | None:
+    """num_rollout with which a run was last trained (without any iteration: started); None where
+    that was not recorded.
+
+    Args:
+        store: root of all runs.
+        done: iterations with a ledger.
+    """
+    prefix = f"{run_id}/{layout.CONFIGS}"
+    try:
+        if done:
+            ledger = read_document(store, f"{run_id}/{layout.ledger(done - 1)}")
+            key = f"{run_id}/{layout.config(ledger.body['numeric'])}"
+        else:
+            key = max(store.list(prefix), key=lambda entry: entry.modified_s).key
+        return int(read_document(store, key).body["config"]["run"]["num_rollout"])
+    except (MissingError, KeyError, ValueError):
+        return None
+
+
+def _new(config: RunConfig, finished: str | None = None) -> RunChoice:
+    """A new run; `finished` is the one that the same command has trained to its end."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", config.run.run_name).strip("-") or "run"
     run_id = f"{name}-{stamp}-{secrets.token_hex(2)}"
-    return RunChoice(run_id, False, f"starting run {run_id}")
+    if finished is None:
+        return RunChoice(run_id, False, f"starting run {run_id}")
+    all_done = f"all {config.run.num_rollout} iterations"
+    sentence = f"the last run {finished} is finished ({all_done}): starting run {run_id}"
+    return RunChoice(run_id, False, sentence)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOGGERS = ("slime_core", "flows", "tasks")
+DETAILS = "slime_core.details"
+"""Logger of what stands in the log files only; a person is told the same in a sentence."""
 
 
 def log_to_file(path: Path, level: str) -> Callable[[], None]:

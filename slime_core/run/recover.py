@@ -15,6 +15,12 @@ from slime_core.stages.engine_care import bring_weights, open_gate
 from slime_core.store.ledger import put_sync
 
 log = logging.getLogger(__name__)
+WORDS = {
+    Action.OPEN: "begins",
+    Action.ADOPT: "goes on with generating",
+    Action.PACK: "goes on with packing, its samples are complete",
+    Action.TRAIN: "goes on with training, its batch is there",
+}
 
 
 @dataclass(frozen=True)
@@ -62,19 +68,27 @@ async def recover(ctx: RunContext) -> Recovery:
 
 
 def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str, str]]:
-    open_segment = history.unsealed.get(steps.iteration)
-    adopted = len(open_segment.finished) if open_segment else 0
-    quarantined = sum(len(segment.quarantined) for segment in history.unsealed.values())
-    start = "initial weights" if restored.checkpoint < 0 else f"iteration {restored.checkpoint}"
-    waiting = 0 if steps.action is Action.FINISHED else len(steps.to_generate)
-    drift = ", ".join(map(str, restored.drift)) or "none"
-    return [
-        ("trained before", f"{steps.iteration} iterations"),
-        ("next", f"iteration {steps.iteration}: {steps.action.value}"),
-        ("checkpoint", start),
-        ("replayed", f"{restored.replayed} iterations"),
-        ("adopted", f"{adopted} finished groups"),
-        ("requeued", f"{waiting} draws"),
-        ("quarantined", f"{quarantined} parts, {len(restored.damaged)} checkpoints"),
-        ("drift", drift),
-    ]
+    """What a person is told: in words of the documentation, and only what there is to tell."""
+    if restored.checkpoint < 0:
+        trainer = "the initial weights"
+    else:
+        trainer = f"the checkpoint after iteration {restored.checkpoint}"
+    if restored.replayed:
+        trainer += f", and {restored.replayed} iterations trained again from the store"
+    table = [("done before", f"{steps.iteration} iterations"), ("trainer", trainer)]
+    if steps.action is Action.FINISHED:
+        table.append(("next", "nothing to train"))
+    else:
+        table.append(("next", f"iteration {steps.iteration}: {WORDS[steps.action]}"))
+    segment = history.unsealed.get(steps.iteration)
+    if steps.action is Action.ADOPT:
+        kept, left = len(segment.finished) if segment else 0, len(steps.to_generate)
+        table.append(("samples", f"{kept} finished groups are kept, {left} are to be generated"))
+    damaged = sum(len(segment.quarantined) for segment in history.unsealed.values())
+    if damaged or restored.damaged:
+        text = f"{damaged} files of samples, {len(restored.damaged)} checkpoints (set aside)"
+        table.append(("damaged", text))
+    if restored.drift:
+        text = f"trained again, iteration {restored.drift[0]} gave other weights than before"
+        table.append(("note", text))
+    return table

@@ -42,13 +42,21 @@ def test_a_run_ends_with_where_everything_is_and_resumes(tmp_path):
     first = finish(start(run, "--num-rollout", "2", "--eval-interval", "2"), run)
     assert "starting run chain" in first
     assert "Prefect shows it at http://127.0.0.1:" in first
-    assert re.search(r"iteration 2/2  reward 0\.\d+  eval greedy 0\.\d+ sampled 0\.\d+", first)
+    number = r"0\.\d+"
+    line = rf"2 of 2 done \(iteration 1\)  0 s left  reward {number}  eval greedy {number} sampled"
+    assert re.search(line, first)
     assert "run chain finished" in first
     assert str(run.store) in first and "metrics.jsonl" in first and "mlflow ui" in first
 
+    began = time.monotonic()
+    same = finish(start(run, "--num-rollout", "2", "--eval-interval", "2"), run)
+    assert "run chain is finished (2 of 2 iterations)" in same and "metrics.jsonl" in same
+    assert time.monotonic() - began < 10 and "starting" not in same, "nothing was started for it"
+
     again = finish(start(run, "--num-rollout", "3", "--eval-interval", "2"), run)
     assert "resuming run chain after 2 iterations" in again
-    assert "iteration 3/3" in again and "iteration 2/3" not in again
+    assert "it had finished, and num_rollout is 3 now" in again
+    assert "3 of 3 done (iteration 2)" in again and "2 of 3 done" not in again
 
     states = rows(run, "select name, state_name from flow_run order by name, created")
     assert states == [
@@ -76,7 +84,7 @@ def test_a_signal_ends_the_run_within_ten_seconds_and_it_resumes(tmp_path, numbe
     run = RunFolder(tmp_path)
     flags = ("--num-rollout", "200", "--eval-interval", "200", "--skip-eval-before-train")
     process = start(run, *flags)
-    printed(process, "iteration 2/200")
+    printed(process, "2 of 200 done")
     children = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(number)
@@ -102,9 +110,27 @@ def test_a_second_ctrl_c_kills(tmp_path):
     process.send_signal(signal.SIGINT)
     printed(process, "stopping")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=10)
     assert process.returncode == 130
+    assert "stopped; the same command goes on" in output
     ended(children)
+
+
+@pytest.mark.slow
+def test_a_rollout_worker_that_is_killed_ends_the_run_in_one_sentence(tmp_path):
+    run, held = RunFolder(tmp_path), "generate-middle@1"
+    flags = ("--num-rollout", "3", "--eval-interval", "3", "--skip-eval-before-train")
+    process = start(run, *flags, hold_at=held)
+    poll("the run to hold", 120, lambda: (tmp_path / held).exists() or None)
+    children = psutil.Process(process.pid).children(recursive=True)
+    psutil.Process(int((tmp_path / held).read_text())).kill()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    said = output.split("1 of 3 done")[1].strip().splitlines()[1:]
+    assert len(said) == 1, output
+    assert said[0].startswith("slime: the stage generate failed: the process of the rollout worker")
+    ended(children)
+    assert "after 1 iterations" in finish(start(run, *flags), run)
 
 
 @pytest.mark.slow
@@ -112,7 +138,7 @@ def test_a_prefect_server_that_is_killed_is_started_again(tmp_path):
     run = RunFolder(tmp_path)
     flags = ("--num-rollout", "40", "--eval-interval", "40", "--skip-eval-before-train")
     process = start(run, *flags)
-    printed(process, "iteration 3/40")
+    printed(process, "3 of 40 done")
     [server] = [
         child
         for child in psutil.Process(process.pid).children()
@@ -131,7 +157,7 @@ def test_a_prefect_server_that_hangs_for_ten_seconds_ends_nothing(tmp_path):
     run = RunFolder(tmp_path)
     flags = ("--num-rollout", "30", "--eval-interval", "30", "--skip-eval-before-train")
     process = start(run, *flags)
-    printed(process, "iteration 3/30")
+    printed(process, "3 of 30 done")
     [server] = [
         child
         for child in psutil.Process(process.pid).children()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from slime_core.cluster.calls import answer
 from slime_core.errors import ConfigError, TrainerError
@@ -39,6 +39,14 @@ def test_a_foreign_error_is_one_line_and_its_traceback_goes_to_the_log(
 
 
 def test_a_dead_process_is_one_line() -> None:
+    error = raised(ActorDiedError())
+    assert str(error) == (
+        "the trainer to be built failed: the process of the trainer ended (killed, or out of "
+        "memory?); the run's logs have the details, and the same command goes on"
+    )
+
+
+def test_an_actor_out_of_reach_is_one_line() -> None:
     error = raised(ActorUnavailableError("The actor died.\nPage two.\nPage three.", b"\0" * 16))
     assert isinstance(error, TrainerError) and "\n" not in str(error)
     assert "Page three" not in str(error)

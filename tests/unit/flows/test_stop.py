@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 
+import psutil
 import pytest
 
 from flows import stop
-from flows.stop import STOPPING, Stopper
+from flows.stop import GOES_ON, STOPPING, Stopper
 
 
 class NoTimer:
@@ -25,17 +29,15 @@ class NoTimer:
 
 
 @pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch):
-    """Gives the signals back to pytest, and never kills it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def stopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stopper]:
+    """One that never kills pytest."""
     monkeypatch.setattr(stop.threading, "Timer", NoTimer)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with Stopper() as made:
+        yield made
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_middle_of_a_print_does_not_enter_it_again(handlers, capfd, number, status):
+def test_a_signal_in_the_middle_of_a_print_does_not_enter_it_again(stopper, capfd, number, status):
     said: list[str] = []
     printing = False
 
@@ -59,16 +61,47 @@ def test_a_signal_in_the_middle_of_a_print_does_not_enter_it_again(handlers, cap
             await task
         return task.cancelled()
 
-    stopper = Stopper()
     assert asyncio.run(run())
     assert said == ["iteration 1"] and STOPPING in capfd.readouterr().out
     assert stopper.exit_code == status
 
 
-def test_before_the_loop_a_signal_interrupts_at_once(handlers, capfd):
-    stopper = Stopper()
-    stopper.install()
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    assert STOPPING in capfd.readouterr().out
-    assert stopper.exit_code == 130
+def test_what_ray_and_prefect_ask_for_is_passed_over_until_the_end(stopper):
+    ours = signal.getsignal(signal.SIGTERM)
+    asked = signal.signal(signal.SIGTERM, lambda *_: None)
+    assert asked == ours == signal.getsignal(signal.SIGTERM)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signal.signal(signal.SIGUSR1, before) == signal.SIG_IGN, "other signals are theirs"
+
+
+def test_the_handlers_from_before_come_back():
+    before = [signal.getsignal(number) for number in stop.SIGNALS], signal.signal
+    with Stopper():
+        assert signal.signal != before[1]
+    assert ([signal.getsignal(number) for number in stop.SIGNALS], signal.signal) == before
+
+
+EARLY = """
+import subprocess, sys, threading, time
+from flows.stop import Stopper
+with Stopper():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_before_there_is_a_task_a_signal_ends_everything_at_once(number, status):
+    process = subprocess.Popen(
+        [sys.executable, "-c", EARLY],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (status, "")
+    assert GOES_ON in output
+    child.wait(10)

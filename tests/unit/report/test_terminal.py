@@ -36,10 +36,10 @@ def test_plain_lines_have_every_number_and_the_time_left(monkeypatch):
     shown.close()
     first, second = stream.getvalue().splitlines()
     assert first == (
-        "iteration 1/10  reward 0.438  eval greedy 0.500 sampled 0.250  1234 tokens/s  "
-        "generate 0.51 train 0.25 sync 0.10 s  36 s left"
+        "1 of 10 done (iteration 0)  36 s left  reward 0.438  eval greedy 0.500 sampled 0.250  "
+        "1234 tokens/s  generate 0.51 train 0.25 sync 0.10 s"
     )
-    assert second.startswith("iteration 2/10") and second.endswith("32 s left")
+    assert second.startswith("2 of 10 done (iteration 1)  32 s left")
 
 
 def test_the_pace_follows_the_last_iterations(monkeypatch):
@@ -50,7 +50,7 @@ def test_the_pace_follows_the_last_iterations(monkeypatch):
     for k in range(50):
         clock.now += 100.0 if k < 29 else 1.0
         shown.iteration(k, {})
-    assert stream.getvalue().splitlines()[-1] == "iteration 50/100  50 s left"
+    assert stream.getvalue().splitlines()[-1] == "50 of 100 done (iteration 49)  50 s left"
 
 
 def test_the_scores_of_the_last_evaluation_stay():
@@ -75,7 +75,64 @@ def test_a_live_line_is_redrawn_and_the_last_one_stays():
     shown.close()
     lines = [line for line in stream.getvalue().splitlines() if line.strip()]
     assert lines[0].endswith("starting run r")
-    assert lines[-1].startswith("iteration 2/2")
+    assert lines[-1].startswith("2 of 2 done (iteration 1)")
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (60, "13 of 60 done (iteration 12)  3 min 08 s left"),
+        (80, "13 of 60 done (iteration 12)  3 min 08 s left  now generate 13  reward 0.438"),
+        (
+            120,
+            "13 of 60 done (iteration 12)  3 min 08 s left  now generate 13  reward 0.438  "
+            "eval greedy 0.500 sampled 0.250",
+        ),
+    ],
+)
+def test_a_narrow_terminal_keeps_what_matters_most(monkeypatch, width, shown):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    terminal = Terminal(60, io.StringIO(), width=width)
+    terminal.start()
+    terminal.evaluation({"eval/greedy": 0.5, "eval/sampled": 0.25})
+    clock.now += 4.0
+    terminal.iteration(12, METRICS)
+    terminal.stage("generate", 13)
+    assert terminal.line() == shown and len(shown) <= width
+
+
+def test_a_start_says_what_it_waits_for(monkeypatch):
+    clock, stream = Clock(), io.StringIO()
+    monkeypatch.setattr(module, "time", clock)
+    terminal = Terminal(60, stream)
+    terminal.starting(["Ray", "trainer", "engines"])
+    clock.now += 6.0
+    terminal.up("Ray")
+    terminal.up("Ray")
+    terminal.up("something else")
+    assert terminal.line() == "starting: 6 s, Ray ok, trainer ..., engines ..."
+    clock.now += 3.0
+    terminal.up("trainer")
+    terminal.up("engines")
+    assert terminal.line().startswith("starting: 9 s, bringing trainer and engines")
+    assert stream.getvalue().splitlines() == [
+        "starting Ray, trainer, engines (about 15 s)",
+        "  Ray up after 6 s",
+        "  trainer up after 9 s",
+        "  engines up after 9 s",
+    ]
+    terminal.stage("evaluate", -1)
+    assert terminal.line() == "now evaluate initial weights"
+
+
+def test_a_run_without_iterations_ends_with_its_scores():
+    stream = io.StringIO()
+    terminal = Terminal(0, stream)
+    terminal.evaluation({"eval/greedy": 0.5, "eval/sampled": 0.25})
+    terminal.close()
+    terminal.close()
+    assert stream.getvalue() == "eval greedy 0.500 sampled 0.250\n"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.config.fields import numeric_digest
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, StoreError
 from slime_core.run.epoch import Lease
@@ -77,8 +78,23 @@ def test_numeric_and_operational_values_may_differ_and_identity_may_not(store):
 def test_more_iterations_continue_a_finished_run(store):
     record(store, "a", small())
     ledgers(store, "a", 2)
-    assert not choose_run(store, small()).resumed
+    another = choose_run(store, small())
+    assert not another.resumed
+    said = f"the last run a is finished (all 2 iterations): starting run {another.run_id}"
+    assert another.sentence == said
     assert choose_run(store, small(num_rollout=5)).run_id == "a"
+
+
+def test_a_finished_run_that_is_to_be_longer_says_why_it_goes_on(store):
+    record(store, "a", small())
+    for k in range(2):
+        body = {"iteration": k, "numeric": numeric_digest(small())}
+        put_document(at(store, "a"), layout.ledger(k), body)
+    sentence = "resuming run a after 2 iterations: it had finished, and num_rollout is 5 now"
+    for resume, rest in (("auto", " (--new starts another)"), ("a", "")):
+        choice = choose_run(store, small(num_rollout=5), resume)
+        assert (choice.run_id, choice.finished) == ("a", False)
+        assert choice.sentence == sentence + rest
 
 
 def test_a_run_that_owes_an_evaluation_is_not_finished(store):
@@ -101,7 +117,11 @@ def test_never_starts_another_run(store):
 def test_a_named_run_is_resumed_or_started_under_that_name(store):
     record(store, "a", small())
     ledgers(store, "a", 2)
-    assert choose_run(store, small(), "a").sentence == "resuming run a after 2 iterations"
+    finished = choose_run(store, small(), "a")
+    assert finished.sentence == "run a is finished (2 of 2 iterations)" and finished.finished
+    assert choose_run(store, small(num_rollout=5), "a").sentence == (
+        "resuming run a after 2 iterations"
+    ), "with how many it had finished was not recorded"
     fresh = choose_run(store, small(), "exp-7.b")
     assert (fresh.run_id, fresh.resumed) == ("exp-7.b", False)
 

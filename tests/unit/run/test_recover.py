@@ -59,8 +59,11 @@ def test_a_run_goes_on_where_its_ledgers_end(lab):
     assert ctx.state.digest == before.state.digest
     assert ctx.served == "l0-3" and ctx.engines.engines[0].client.weights == ctx.trainer.weights
     table = dict(recovery.table)
-    assert table["trained before"] == "3 iterations" and table["replayed"] == "3 iterations"
-    assert table["checkpoint"] == "initial weights" and table["drift"] == "none"
+    assert table == {
+        "done before": "3 iterations",
+        "trainer": "the initial weights, and 3 iterations trained again from the store",
+        "next": "iteration 3: begins",
+    }
 
 
 def test_weights_that_were_trained_but_never_published_are_published_now(lab):
@@ -85,8 +88,8 @@ def test_an_open_segment_is_reported_with_what_is_left_to_do(lab):
     _, recovery = recovered(lab)
     table = dict(recovery.table)
     assert recovery.next_iteration == 1
-    assert table["adopted"] == "1 finished groups" and table["requeued"] == "2 draws"
-    assert table["next"] == "iteration 1: go on with an open segment"
+    assert table["samples"] == "1 finished groups are kept, 2 are to be generated"
+    assert table["next"] == "iteration 1: goes on with generating"
 
 
 def test_a_checkpoint_that_the_killed_process_owed_is_written(tmp_path):
