@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, Literal
 
@@ -50,12 +48,6 @@ def class_of(name: str) -> FieldClass:
         if mark in ("identity", "numeric", "operational"):
             return mark
     raise AssertionError(f"field {name} has no class")
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The known name that is most like `name`, if any is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return close[0] if close else None
 
 
 def values(config: RunConfig, field_class: FieldClass) -> dict[str, Any]:

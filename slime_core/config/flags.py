@@ -18,9 +18,9 @@ from slime_core.config.fields import (
     field_groups,
     field_info,
     group_types,
-    nearest,
 )
 from slime_core.errors import ConfigError
+from slime_core.near import nearest
 
 SGLANG_PREFIX = "--sglang-"
 
@@ -175,6 +175,6 @@ def _unknown(token: str, parser: argparse.ArgumentParser) -> ConfigError:
         return ConfigError(f"unexpected argument {token}: values follow a flag, as in --seed 7")
     flag = token.partition("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]
-    close = nearest(flag, known)
-    hint = f"did you mean {close}?" if close else "`slime train --help` lists all flags"
+    close = nearest(flag.lstrip("-"), [option.lstrip("-") for option in known])
+    hint = f"did you mean --{close}?" if close else "`slime train --help` lists all flags"
     return ConfigError(f"unknown flag {flag}: {hint}")

@@ -8,7 +8,6 @@ counted while at most `max_bad_rows` were seen. Integers keep all their digits, 
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import io
 import json
@@ -24,6 +23,7 @@ from typing import IO, Any
 import xxhash
 
 from slime_core.errors import DataError
+from slime_core.near import nearest
 
 BOM = b"\xef\xbb\xbf"
 CHUNK_BYTES = 1 << 20
@@ -194,8 +194,8 @@ def _near(file: Path) -> str:
     if not file.parent.is_dir():
         return f" (the folder {file.parent} does not exist either)"
     names = [entry.name for entry in islice(file.parent.iterdir(), 1000)]
-    close = difflib.get_close_matches(file.name, names, n=1)
-    return f"; did you mean {file.parent / close[0]}?" if close else ""
+    close = nearest(file.name, names)
+    return f"; did you mean {file.parent / close}?" if close else ""
 
 
 def _all_rows(path: str, max_bad_rows: int, counts: ReadCounts, opener: Opener) -> Iterator[Row]:

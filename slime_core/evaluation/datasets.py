@@ -6,13 +6,13 @@ the `--rollout-*` flag (or the training data's key).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.near import nearest
 
 # Fields whose flag is not called eval_<field> or rollout_<field>.
 OTHER_FLAGS = {
@@ -145,8 +145,8 @@ def _refuse_unknown(found: Iterable[str], known: Iterable[str], where: str) -> N
     for key in found:
         if key in known:
             continue
-        close = difflib.get_close_matches(str(key), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        close = nearest(str(key), known)
+        hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"
         raise ConfigError(f"unknown key {key!r} in {where}; {hint}")
 
 

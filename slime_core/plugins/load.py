@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_core.errors import PluginError
+from slime_core.near import nearest
 
 FORMS = "pkg.module:name, pkg.module.name, path/file.py:name or path/file.py"
 
@@ -167,9 +167,8 @@ def _attribute(module: ModuleType, dotted: str, path: str) -> Any:
     value: Any = module
     for name in dotted.split("."):
         if not hasattr(value, name):
-            known = [item for item in vars(value) if not item.startswith("_")]
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; it has {_listed(known)}"
+            close = nearest(name, [item for item in vars(value) if not item.startswith("_")])
+            hint = f"; did you mean {close}?" if close else f"; it has {_listed(_own(value))}"
             raise PluginError(f"{path}: {getattr(value, '__name__', value)} has no {name!r}{hint}")
         value = getattr(value, name)
     return value
@@ -179,13 +178,7 @@ def _only_function(module: ModuleType, path: str, names: tuple[str, ...]) -> Any
     for name in names:
         if callable(getattr(module, name, None)):
             return getattr(module, name)
-    own = {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and inspect.isfunction(value)
-        and value.__module__ == module.__name__
-    }
+    own = _own(module)
     coroutines = {name: value for name, value in own.items() if is_async(value)}
     for candidates in (coroutines, own):
         if len(candidates) == 1:
@@ -194,6 +187,17 @@ def _only_function(module: ModuleType, path: str, names: tuple[str, ...]) -> Any
     raise PluginError(
         f"{path} has {_listed(own)} and no single function{wanted}; write {path}:name"
     )
+
+
+def _own(module: Any) -> dict[str, Any]:
+    """The public functions that a module defines itself."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and inspect.isfunction(value)
+        and value.__module__ == getattr(module, "__name__", None)
+    }
 
 
 def _listed(names: Any) -> str:

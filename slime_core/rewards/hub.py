@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,16 +13,16 @@ from typing import Any
 from slime_core.errors import ConfigError
 from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
 from slime_core.rewards.math_text import boxed_content
-from slime_core.rewards.registry import Grader, grader_named
+from slime_core.rewards.registry import BOXED, REWARD_NAMES, Grader, grader_named
 from slime_core.rewards.remote import RemoteGrader, RemoteSettings
 from slime_core.rewards.result import Score, ScoreFailure, ScoreResult, to_result
 from slime_core.rewards.text import strip_end_tokens
-from slime_core.rewards.workers import GraderPool, PoolSettings
+from slime_core.rewards.workers import Answer, GraderPool, PoolSettings
 from slime_core.sample import Sample
 
-REWARD_NAMES = ("reward_func", "batched_custom_rm")
+log = logging.getLogger(__name__)
+
 BATCHED_NAMES = ("batched_custom_rm", "reward_func")
-BOXED = "boxed_"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class RewardHub:
         self._owns_pool = pool is None
         self._plain_args: dict[str, Any] | None = None
         self._digests: dict[str, str] = {}
+        self._told: set[str] = set()
         self._remote = RemoteGrader(RemoteSettings(settings.rm_url or ""))
         if settings.custom_rm_path:
             function = load(settings.custom_rm_path, self._names())
@@ -214,7 +217,7 @@ class RewardHub:
             [response, label, sample.metadata],
             self.settings.reward_timeout_s,
         )
-        return answer.value if not answer.reason else _failed(answer, rm_type)
+        return answer.value if not answer.reason else self._failed(answer, rm_type)
 
     async def _custom(
         self, path: str, sample: Sample, digest: str, evaluation: bool
@@ -227,7 +230,7 @@ class RewardHub:
                 self.settings.reward_timeout_s,
                 self._args_for_workers(),
             )
-            value = answer.value if not answer.reason else _failed(answer, path)
+            value = answer.value if not answer.reason else self._failed(answer, path)
             return self._result(value, digest, path, evaluation)
         keywords = {"evaluation": evaluation} if accepts(function, "evaluation") else {}
         value = await self._awaited(path, function(self._args, sample, **keywords))
@@ -256,8 +259,20 @@ class RewardHub:
         except Exception as error:
             if isinstance(error, TimeoutError) and clock.expired():
                 return ScoreFailure("timeout", f"{path} took more than {limit_s:g} s", "")
-            message = f"{path} raised {type(error).__name__}: {error}"
-            return ScoreFailure("exception", message, "")
+            message = f"{type(error).__name__}: {error}"
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            return self._failed(Answer(None, "exception", message, trace), path)
+
+    def _failed(self, answer: Answer, name: str) -> ScoreFailure:
+        """A worker's failure; the first time that a grader raises at some place, the log tells
+        where."""
+        if not answer.trace:
+            return ScoreFailure(answer.reason or "", f"{name}: {answer.message}", "")
+        message = f"{name} raised {answer.message}"
+        if answer.trace not in self._told:
+            self._told.add(answer.trace)
+            log.error("%s\n%s", message, answer.trace.rstrip())
+        return ScoreFailure(answer.reason or "", message, "")
 
 
 def settle(sample: Sample, result: ScoreResult, on_error: str = "mask") -> bool:
@@ -288,7 +303,3 @@ def settle(sample: Sample, result: ScoreResult, on_error: str = "mask") -> bool:
     sample.reward = 0.0
     sample.remove_sample = sample.remove_sample or on_error == "mask"
     return True
-
-
-def _failed(answer: Any, name: str) -> ScoreFailure:
-    return ScoreFailure(answer.reason, f"{name}: {answer.message}", "")

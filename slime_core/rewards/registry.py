@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -13,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.near import nearest
 
 GradeFunction = Callable[[str, str | None, dict[str, Any]], Any]
 PACKAGE = "slime_core.rewards"
+BOXED = "boxed_"
+REWARD_NAMES = ("reward_func", "batched_custom_rm")
+"""Names that a function for grading usually has, where a file is given alone."""
 MATH = ("math_expr", "math_text", "text")
 
 
@@ -73,9 +76,9 @@ def grader_named(name: str) -> Grader:
     """Raises ConfigError, with the nearest name, for an unknown grader."""
     if name in GRADERS:
         return GRADERS[name]
-    close = difflib.get_close_matches(name, GRADERS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(GRADERS))}"
-    raise ConfigError(f"unknown --rm-type {name!r}; {hint}")
+    close = nearest(name, GRADERS)
+    hint = f"did you mean {close}? " if close else ""
+    raise ConfigError(f"unknown --rm-type {name!r}; {hint}known: {', '.join(sorted(GRADERS))}")
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MAX_MESSAGE_CHARS = 500
+MAX_FRAMES = 30
 
 
 class SoftTimeout(BaseException):
@@ -77,7 +79,8 @@ def _graded(function: Callable[..., Any], item: list[Any], timeout_s: float) -> 
         return {"reason": "memory", "message": "ran out of the memory a grader may use"}
     except BaseException as error:
         reason = getattr(error, "reward_reason", "exception")
-        return {"reason": reason, "message": _shown(error)}
+        trace = "".join(traceback.format_tb(error.__traceback__, -MAX_FRAMES))
+        return {"reason": reason, "message": _shown(error), "trace": trace}
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +94,7 @@ def _function(target: str, args_json: str) -> Callable[..., Any]:
     from types import SimpleNamespace
 
     from slime_core.plugins.load import load
-    from slime_core.rewards.hub import REWARD_NAMES
+    from slime_core.rewards.registry import REWARD_NAMES
     from slime_core.sample import Sample
 
     function, args = load(name, REWARD_NAMES), SimpleNamespace(**json.loads(args_json))

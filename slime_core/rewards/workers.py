@@ -30,11 +30,13 @@ BROKEN = (TimeoutError, OSError, EOFError, ValueError, TypeError, KeyError)
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker said about one item: a value, or a reason (result.REASONS) and a message."""
+    """What a worker said about one item: a value, or a reason (result.REASONS) and a message,
+    with the places in the code (a traceback's frames) where the grader raised something."""
 
     value: Any = None
     reason: str | None = None
     message: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ class SegmentLoop:
         reason, count = (self._reasons.most_common(1) or [("dropped before", 1)])[0]
         return (
             f"segment {self._plan.segment}: only {kept} of {self._plan.target} groups could be "
-            f"kept after {FURTHER_DRAWS_PER_GROUP} further draws for each; {count} times: {reason}"
+            f"kept after {FURTHER_DRAWS_PER_GROUP} further draws for each; {count} times: {reason} "
+            "(rollout-0.log says more)"
         )
 
 

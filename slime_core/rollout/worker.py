@@ -178,7 +178,7 @@ class RolloutWorker:
         results = await self._hub.score_group(samples)
         for sample, result in zip(samples, results, strict=True):
             if isinstance(result, ScoreFailure):
-                raise RewardError(f"{result.reason}: {result.message}")
+                raise RewardError(f"{result.message} ({result.reason})")
             sample.reward = result.value
         return results[0].grader
 

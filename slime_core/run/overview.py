@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slime_core.config.fields import nearest
 from slime_core.errors import ConfigError, SlimeError
+from slime_core.near import nearest
 from slime_core.run.epoch import newest_epoch, owner_of, store_now_s
 from slime_core.run.identity import iterations_done, list_runs
 from slime_core.store import layout

@@ -9,7 +9,6 @@ from slime_core.config.fields import (
     field_info,
     group_types,
     identity_digest,
-    nearest,
     numeric_digest,
     values,
 )
@@ -134,8 +133,3 @@ def test_open_groups_have_a_class_too():
     assert numeric_digest(small()) == numeric_digest(small(sglang={"dtype": "float32"}))
     assert values(small(sglang={"a": 1}), "operational")["sglang"] == {"a": 1}
     assert "megatron" not in values(small(), "identity")
-
-
-def test_the_nearest_name_is_close_or_nothing():
-    assert nearest("rollout_batchsize", field_groups()) == "rollout_batch_size"
-    assert nearest("zzz", field_groups()) is None

@@ -385,3 +385,26 @@ def test_remote_has_a_deadline_over_all_attempts(server):
     settings = {"rm_type": "remote_rm", "rm_url": server.url, "reward_timeout_s": 0.3}
     assert score(Sample(), **settings).reason == "timeout"
     assert score(Sample(), **settings | {"rm_url": "http://127.0.0.1:9/"}).reason == "timeout"
+
+
+RAISING = """
+def helper(sample):
+    raise KeyError(sample.response)
+
+def plain(args, sample): return helper(sample)
+async def awaited(args, sample): return helper(sample)
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "awaited"])
+def test_where_a_function_raises_is_logged_once_however_often_it_does(plugin, caplog, name):
+    path = f"{plugin(RAISING)}:{name}"
+    samples = [Sample(response="a"), Sample(response="b"), Sample(response="c")]
+    results = score_group(samples, custom_rm_path=path)
+    assert [result.message for result in results] == [
+        f"{path} raised KeyError: 'a'", f"{path} raised KeyError: 'b'",
+        f"{path} raised KeyError: 'c'",
+    ]  # fmt: skip
+    (record,) = [one for one in caplog.records if one.name == "slime_core.rewards.hub"]
+    assert record.getMessage().startswith(f"{path} raised KeyError: ")
+    assert "rm.py" in record.getMessage() and "in helper" in record.getMessage()
