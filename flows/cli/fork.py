@@ -7,7 +7,7 @@ import re
 from flows.cli.stored import open_root, open_run, parser, root_url, show
 from slime_core.config.flags import parse
 from slime_core.errors import ConfigError
-from slime_core.run.fork import CHANGEABLE, fork_run
+from slime_core.run.fork import CHANGEABLE, fork_run, refuse_fork
 from slime_core.store.backend import join_url, open_backend
 
 
@@ -24,10 +24,10 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"run id {options.run_id!r}: use letters, digits, '.', '_' and '-'")
     _, source = open_run(options)
     changes = {n: v for n in CHANGEABLE if (v := getattr(options, n)) is not None}
-    target = open_backend(join_url(root_url(options), options.run_id))
-    fork = fork_run(
-        open_root(options), source, target, run_id=options.run_id, at=options.at, changes=changes
-    )
+    root, new = open_root(options, write=True), options.run_id
+    refuse_fork(root, source, run_id=new, at=options.at, changes=changes)  # before a folder is made
+    target = open_backend(join_url(root_url(options), new))
+    fork = fork_run(root, source, target, run_id=new, at=options.at, changes=changes)
     show([vars(fork)], options.json)
     if not options.json:
         print(f"train it with: slime train CONFIG.yaml --run-id {options.run_id}")

@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     if any(n is not None and n < 1 for n in (options.keep_last, options.keep_every)):
         raise ConfigError("--keep-last and --keep-every take numbers from 1 on")
     retention = Retention(options.keep_last, options.keep_every)
-    run_id, cache = open_run(options)
+    run_id, cache = open_run(options, write=True)
     found: dict[str, object] = {"run": run_id}
     if options.dry_run:
         garbage = find_garbage(cache, retention, quarantined=options.quarantined)

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     options = parse(made, arguments)
     if not (options.custom_rm_path or options.rm_type):
         raise ConfigError("slime rescore: give --custom-rm-path or --rm-type")
-    _, cache = open_run(options)
+    _, cache = open_run(options, write=True)
     dropped = list_dropped(cache.backend)
     sealed = [segment for segment in list_seals(cache.backend) if segment not in dropped]
     chosen = parse_range(options.segments or ":", max(sealed, default=-1) + 1) if sealed else ()

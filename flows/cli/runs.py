@@ -29,10 +29,9 @@ def _line(run: RunOverview) -> dict[str, object]:
     return {
         "run": run.run_id,
         "state": run.state,
-        "iterations": run.iterations,
-        "reward": run.reward,
-        "age": _age(run.age_s),
-        "where": run.where,
+        "done": f"{run.iterations} of {'?' if run.planned is None else run.planned}",
+        "reward": None if run.reward is None else f"{run.reward:.3f}",
+        "last change": f"{_age(run.age_s)} ago",
     }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.flags import FlagParser
+from slime_core.errors import ConfigError
 from slime_core.run.overview import find_run
 from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import Backend, join_url, open_backend
@@ -32,22 +34,41 @@ def root_url(options: argparse.Namespace) -> str:
     return store_url(options.workspace, options.store_url)
 
 
-def open_root(options: argparse.Namespace) -> Backend:
-    """The store of all runs; a folder that is not there is not made."""
+def open_root(options: argparse.Namespace, *, write: bool = False) -> Backend:
+    """The store of all runs; a folder that is not there is not made.
+
+    Args:
+        write: without it nothing is created there, so reading is enough of a right.
+    """
     url = root_url(options)
-    if "://" not in url and not Path(url).is_dir():
-        from slime_core.errors import ConfigError
+    if "://" not in url and not _is_folder(Path(url)):
+        raise ConfigError(
+            f"{url} is not there, or you may not read it: give the --workspace or the --store-url "
+            "of the run"
+        )
+    return open_backend(url, read_only=not write)
 
-        raise ConfigError(f"{url} is not there: give the --workspace or the --store-url of the run")
-    return open_backend(url)
 
-
-def open_run(options: argparse.Namespace) -> tuple[str, NodeCache]:
-    """The chosen run's id and its store, read through this node's cache."""
-    run_id = find_run(open_root(options), options.run)
-    backend = open_backend(join_url(root_url(options), run_id))
+def open_run(options: argparse.Namespace, *, write: bool = False) -> tuple[str, NodeCache]:
+    """The chosen run's id and its store, read through this node's cache where that can be kept."""
+    run_id = find_run(open_root(options, write=write), options.run)
+    backend = open_backend(join_url(root_url(options), run_id), read_only=not write)
     folder = RunPaths(Path(options.workspace).absolute(), run_id).cache
-    return run_id, NodeCache(backend, folder)
+    return run_id, NodeCache(backend, folder if _can_be_kept(folder) else None)
+
+
+def _can_be_kept(folder: Path) -> bool:
+    """Whether this user may write a folder, or make it."""
+    there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
+    return _is_folder(there) and os.access(there, os.W_OK | os.X_OK)
+
+
+def _is_folder(path: Path) -> bool:
+    """Also False where a folder above may not be entered."""
+    try:
+        return path.is_dir()
+    except PermissionError:
+        return False
 
 
 def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:

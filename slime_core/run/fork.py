@@ -26,6 +26,7 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.checkpoints import fetch_checkpoint, list_checkpoints
 from slime_core.store.documents import put_document, read_document
 from slime_core.store.draws import list_draws, read_draws
+from slime_core.store.ledger import Ledger
 
 log = logging.getLogger(__name__)
 CHANGEABLE = ("run_name", "seed", "n_samples_per_prompt")
@@ -78,12 +79,7 @@ def fork_run(
         DigestError: the parent's history is damaged.
     """
     parent = read_document(source.backend, layout.RUN).body
-    _refuse(root, run_id, changes or {})
-    chain = trained_chain(source)
-    if not 0 <= at < len(chain):
-        raise ConfigError(
-            f"run {parent['run_id']} has the iterations 0:{len(chain)}; it cannot be forked at {at}"
-        )
+    chain = refuse_fork(root, source, run_id=run_id, at=at, changes=changes or {})
     keys = _keys_up_to(source, at)
     checkpoints = [
         c for c in list_checkpoints(source.backend)
@@ -100,7 +96,14 @@ def fork_run(
     return Fork(run_id, at + 1, shared, len(keys) - shared, newest)
 
 
-def _refuse(root: Backend, run_id: str, changes: dict[str, Any]) -> None:
+def refuse_fork(
+    root: Backend, source: NodeCache, *, run_id: str, at: int, changes: dict[str, Any]
+) -> list[Ledger]:
+    """Finds out whether a fork can be made; creates nothing. See `fork_run`.
+
+    Returns:
+        The parent's ledgers.
+    """
     with suppress(MissingError):
         read_document(root, f"{INDEX}{run_id}.json")
         raise ConfigError(f"run {run_id} exists already: choose another --run-id")
@@ -112,6 +115,13 @@ def _refuse(root: Backend, run_id: str, changes: dict[str, Any]) -> None:
                 f"{name} cannot change in a fork, its history depends on it; "
                 f"{', '.join(CHANGEABLE)} can"
             )
+    chain = trained_chain(source)
+    if not 0 <= at < len(chain):
+        parent = read_document(source.backend, layout.RUN).body["run_id"]
+        raise ConfigError(
+            f"run {parent} has the iterations 0:{len(chain)}; it cannot be forked at {at}"
+        )
+    return chain
 
 
 def _keys_up_to(source: NodeCache, at: int) -> list[str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from slime_core.config.fields import nearest
 from slime_core.errors import ConfigError, SlimeError
-from slime_core.near import nearest
-from slime_core.run.epoch import newest_epoch, owner_of, store_now_s
-from slime_core.run.identity import iterations_done, list_runs
+from slime_core.run.epoch import newest_epoch, owner_of
+from slime_core.run.identity import iterations_done, list_runs, planned_iterations
 from slime_core.store import layout
 from slime_core.store.backend import Backend, open_backend
 from slime_core.store.batch import read_batch
+
+CLOCK_SKEW_S = 5.0
+"""How far this machine's clock and that of the store may lie apart."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +23,13 @@ class RunOverview:
     """One run at a glance.
 
     Attributes:
-        state: `running` (its owner shows that it is alive), `stopped` (its owner came to a clean
-            end), `killed` (its owner is silent), `new` (it never had one), `damaged`.
+        state: `running` (its owner shows that it is alive), `finished`, `stopped` (its owner came
+            to a clean end before that), `killed` (its owner is silent), `new` (it never had one),
+            `damaged`.
         iterations: that are trained.
+        planned: iterations that it was to have when it last trained, None where that is not known.
         reward: mean raw reward of the newest batch, None before there is one.
-        age_s: since anything was last written, by the store's clock.
+        age_s: since anything was last written. Clocks may differ, so it is about right.
         where: URL.
         note: what is damaged, or where the run was forked from.
     """
@@ -31,6 +37,7 @@ class RunOverview:
     run_id: str
     state: str
     iterations: int
+    planned: int | None
     reward: float | None
     age_s: float
     where: str
@@ -41,14 +48,13 @@ class RunOverview:
 
 
 def overview(root: Backend, url: str) -> list[RunOverview]:
-    """All runs below a store's root, the oldest first. Nothing is changed.
+    """All runs below a store's root, the oldest first. Nothing is written, so the ages are those
+    of this machine's clock.
 
     Args:
         url: of the root.
     """
-    runs = list_runs(root)
-    now_s = store_now_s(root) if runs else 0.0
-    return [_look(root, url, run.body, now_s) for run in runs]
+    return [_look(root, url, run.body, time.time()) for run in list_runs(root)]
 
 
 def find_run(root: Backend, wanted: str) -> str:
@@ -75,30 +81,30 @@ def find_run(root: Backend, wanted: str) -> str:
 def _look(root: Backend, url: str, body: dict[str, Any], now_s: float) -> RunOverview:
     run_id = body["run_id"]
     where = f"{url.rstrip('/')}/{run_id}"
-    run = open_backend(where)
+    run = open_backend(where, read_only=True)
     entries = run.list(layout.ITERATIONS) + run.list(layout.EPOCHS) + run.list(layout.DRAWS)
     age_s = max(0.0, now_s - max((entry.modified_s for entry in entries), default=now_s))
     note = f"fork of {body['fork']['run_id']}@{body['fork']['at']}" if body.get("fork") else ""
     try:
-        return RunOverview(
-            run_id, _state(run, now_s), iterations_done(root, run_id), _reward(run), age_s, where,
-            note,
-        )  # fmt: skip
+        done = iterations_done(root, run_id)
+        planned = planned_iterations(root, run_id, done)
+        state = _state(run, now_s, planned is not None and done >= planned)
+        return RunOverview(run_id, state, done, planned, _reward(run), age_s, where, note)
     except SlimeError as error:
-        return RunOverview(run_id, "damaged", 0, None, age_s, where, str(error))
+        return RunOverview(run_id, "damaged", 0, None, None, age_s, where, str(error))
 
 
-def _state(run: Backend, now_s: float) -> str:
+def _state(run: Backend, now_s: float, all_trained: bool) -> str:
     newest = newest_epoch(run)
     if newest is None:
         return "new"
     if newest.ended:
-        return "stopped"
+        return "finished" if all_trained else "stopped"
     owner, ttl_s = owner_of(run, newest.epoch)
     if owner.is_gone():
         return "killed"
-    silent_s = now_s - newest.last_sign_s
-    return "running" if silent_s < ttl_s + run.clock_resolution_s else "killed"
+    silent_s = now_s - newest.last_sign_s - run.clock_resolution_s - CLOCK_SKEW_S
+    return "running" if silent_s < ttl_s else "killed"
 
 
 def _reward(run: Backend) -> float | None:

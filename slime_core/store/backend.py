@@ -68,13 +68,14 @@ class Backend(Protocol):
         ...
 
 
-def open_backend(url: str, *, fsync: bool = False) -> Backend:
+def open_backend(url: str, *, fsync: bool = False, read_only: bool = False) -> Backend:
     """Opens the store at a URL or a plain path.
 
     Args:
         url: `file:///path`, a path, `s3://bucket/prefix`, or `memory://` (a new, private one).
         fsync: force files and directories to the disk before `put_new` returns, so that what was
             acknowledged also survives a power cut. A killed process loses nothing without it.
+        read_only: create nothing, also no folder, so that reading is enough of a right.
 
     Raises:
         ConfigError: a scheme that is unknown or not there yet.
@@ -84,9 +85,9 @@ def open_backend(url: str, *, fsync: bool = False) -> Backend:
     if parts.scheme == "memory":
         return MemoryBackend()
     if parts.scheme == "file":
-        return FileBackend(Path(unquote(parts.path)), fsync=fsync)
+        return FileBackend(Path(unquote(parts.path)), fsync=fsync, read_only=read_only)
     if "://" not in url:
-        return FileBackend(Path(url), fsync=fsync)
+        return FileBackend(Path(url), fsync=fsync, read_only=read_only)
     if parts.scheme == "s3":
         try:
             from slime_core.store.s3 import S3Backend
@@ -156,15 +157,18 @@ class FileBackend:
 
     clock_resolution_s = 0.0
 
-    def __init__(self, root: Path, *, fsync: bool = False) -> None:
+    def __init__(self, root: Path, *, fsync: bool = False, read_only: bool = False) -> None:
         self.root = root.expanduser().absolute()
         self.url = self.root.as_uri()
         self._root_prefix = f"{self.root}/"
         self._fsync = fsync
+        self._read_only = read_only
         self._temporary = self.root / _TEMPORARY
         self._serial = itertools.count()
         self._prefix = f"{socket.gethostname()}-{os.getpid()}-{time.monotonic_ns()}"
         self._known_directories: set[Path] = set()
+        if read_only:
+            return
         try:
             self._make_directory(self._temporary)
             self._sweep()
@@ -175,6 +179,7 @@ class FileBackend:
 
     def put_new(self, key: str, data: Data) -> None:
         target = self.root / check_key(key)
+        self._refuse_if_read_only(target)
         temporary = self._temporary / f"{self._prefix}-{os.getpid()}-{next(self._serial)}"
         try:
             self._make_directory(target.parent)
@@ -199,7 +204,7 @@ class FileBackend:
         except FileNotFoundError as error:
             raise MissingError(f"{path} is not there") from error
         except OSError as error:
-            raise _trouble(error, path) from error
+            raise _trouble(error, path, "read") from error
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self.root / check_key(key)
@@ -210,7 +215,7 @@ class FileBackend:
         except FileNotFoundError as error:
             raise MissingError(f"{path} is not there") from error
         except OSError as error:
-            raise _trouble(error, path) from error
+            raise _trouble(error, path, "read") from error
 
     def list(self, prefix: str = "") -> list[Entry]:
         folder = prefix.rpartition("/")[0]
@@ -219,11 +224,12 @@ class FileBackend:
                 entry for entry in self._walk(self.root / folder) if entry.key.startswith(prefix)
             ]
         except OSError as error:
-            raise _trouble(error, self.root / folder) from error
+            raise _trouble(error, self.root / folder, "read") from error
         return sorted(found, key=lambda entry: entry.key)
 
     def delete(self, key: str) -> None:
         path = self.root / check_key(key)
+        self._refuse_if_read_only(path)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
@@ -231,6 +237,10 @@ class FileBackend:
 
     def local_path(self, key: str) -> Path | None:
         return self.root / check_key(key)
+
+    def _refuse_if_read_only(self, path: Path) -> None:
+        if self._read_only:
+            raise StoreError(f"{path}: this store was opened for reading only")
 
     def _walk(self, folder: Path) -> Iterator[Entry]:
         """Files below a folder; one that goes while we look is left out."""
@@ -300,7 +310,7 @@ def check_key(key: str) -> str:
     return key
 
 
-def _trouble(error: OSError, path: Path) -> StoreError:
+def _trouble(error: OSError, path: Path, doing: str = "written") -> StoreError:
     """Says in one sentence what the operating system refused and what would help."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreError(
@@ -308,7 +318,7 @@ def _trouble(error: OSError, path: Path) -> StoreError:
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StoreError(
-            f"{path} cannot be written by user id {os.geteuid()} ({error.strerror}); "
+            f"{path} cannot be {doing} by user id {os.geteuid()} ({error.strerror}); "
             "change its permissions or choose another store (--store-url)"
         )
     if error.errno in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):

@@ -1,6 +1,8 @@
 """`slime runs` and `slime verify` on stored runs."""
 
 import json
+import os
+import re
 
 import pytest
 
@@ -17,19 +19,41 @@ def workspace(tmp_path):
 def test_runs_are_listed(workspace, capsys):
     assert main(["runs", "--workspace", str(workspace)]) == 0
     head, line = capsys.readouterr().out.splitlines()
-    assert head.split() == ["run", "state", "iterations", "reward", "age", "where"]
-    assert line.split()[:4] == ["sorting", "new", "2", "1"]
+    assert re.split(" {2,}", head) == ["run", "state", "done", "reward", "last change"]
+    assert re.split(" {2,}", line)[:4] == ["sorting", "new", "2 of ?", "1.000"]
     assert main(["runs", "--json", "--store-url", str(workspace / "store")]) == 0
     assert json.loads(capsys.readouterr().out)["run_id"] == "sorting"
 
 
 def test_an_empty_and_a_missing_store(tmp_path, capsys):
     assert main(["runs", "--workspace", str(tmp_path / "none")]) == 2
-    assert "none/store is not there: give the --workspace" in capsys.readouterr().err
+    assert "none/store is not there, or you may not read it: give" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     (tmp_path / "store").mkdir()
     assert main(["runs", "--workspace", str(tmp_path)]) == 0
     assert "no runs in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "asked", [["runs"], ["verify", "last", "--rows"], ["query", "last", "SELECT 1 AS one"]]
+)
+def test_reading_creates_nothing_and_so_needs_no_right_to_write(
+    workspace, asked, monkeypatch, capsys
+):
+    (workspace / "store" / "sorting" / ".tmp").rmdir()
+    (workspace / "store" / ".tmp").rmdir()
+    before = sorted(workspace.rglob("*"))
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert main([*asked, "--workspace", str(workspace)]) == 0
+    assert sorted(workspace.rglob("*")) == before
+
+
+def test_a_refused_fork_makes_no_folder(workspace, capsys):
+    before = sorted((workspace / "store").iterdir())
+    asked = ["fork", "sorting", "--workspace", str(workspace), "--run-id", "twig"]
+    assert main([*asked, "--at", "7"]) == 2
+    assert "it cannot be forked at 7" in capsys.readouterr().err
+    assert sorted((workspace / "store").iterdir()) == before
 
 
 def test_verify_says_sound_or_what_is_wrong(workspace, capsys):

@@ -1,3 +1,5 @@
+import os
+import time
 from dataclasses import asdict
 
 import pytest
@@ -40,8 +42,13 @@ def test_states(store, monkeypatch):
         assert look(store)["math"].state == "killed"
     lease.release()
     assert look(store)["math"].state == "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr("slime_core.run.overview.planned_iterations", lambda *_: 2)
+        assert look(store)["math"].state == "finished"
     silent = {**asdict(own_identity()), "ttl_s": 0.0, "config": "", "token": "a"}
     put_document(open_backend(str(store / "sort-a")), layout.epoch(0), silent)
+    path = store / "sort-a" / layout.epoch(0)
+    os.utime(path, (time.time() - 60,) * 2)
     assert look(store)["sort-a"].state == "killed"
     (store / "math" / layout.batch(1)).write_text("{}")
     damaged = look(store)["math"]

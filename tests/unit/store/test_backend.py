@@ -198,3 +198,14 @@ def test_fsync_reaches_the_file_and_every_directory_of_its_name(tmp_path, monkey
     synced.clear()
     FileBackend(tmp_path / "fast").put_new("a/b/x", b"1")
     assert synced == []
+
+
+def test_a_store_opened_for_reading_creates_nothing_and_refuses_to_write(tmp_path):
+    root = tmp_path / "store"
+    reader = open_backend(str(root), read_only=True)
+    assert reader.list() == [] and not root.exists()
+    for write in (lambda: reader.put_new("a", b"1"), lambda: reader.delete("a")):
+        with pytest.raises(StoreError, match="opened for reading only"):
+            write()
+    open_backend(str(root)).put_new("a", b"1")
+    assert reader.get("a") == b"1" and [entry.key for entry in reader.list()] == ["a"]
