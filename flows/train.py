@@ -12,6 +12,7 @@ from flows.iteration import stage_task, tolerant_iteration
 from flows.launch import Launch
 from flows.order import training
 from flows.prefect_api import SHOWN, Shown, announce, crash_unfinished
+from slime_core.check.inspection import require
 from slime_core.config.loading import load_config
 from slime_core.config.tree import RunConfig
 from tasks._options import flow_options
@@ -32,7 +33,10 @@ async def train(
     """
     if overrides:
         config = load_config(config.model_dump(), overrides)
-    launch = Launch.current() or Launch.start(config, resume)
+    launch = Launch.current()
+    if launch is None:  # a worker runs this flow; the command line has looked already
+        require(config)
+        launch = Launch.start(config, resume)
     SHOWN.set(Shown())
     launch.flow_run_id = await announce(launch.run_id)
     launch.report.say(f"Prefect shows it at {url_for('flow-run', launch.flow_run_id)}")

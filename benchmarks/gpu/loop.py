@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.host import used_mib
+from slime_core.cluster.device import resolve_device
 from slime_core.cluster.engine_choice import resolve_engine
-from slime_core.cluster.session import Session, resolve_device
+from slime_core.cluster.session import Session
 from slime_core.config.tree import RunConfig
 from slime_core.refs import Ref
 from slime_core.run.context import RunContext

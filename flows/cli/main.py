@@ -10,6 +10,7 @@ from slime_core import __version__
 
 COMMANDS = {
     "train": "train a model, or take up an unfinished run",
+    "check": "look at everything a run needs and show its plan, without starting it",
     "runs": "list the runs of a workspace or store",
     "verify": "check everything a run stores against what was signed",
     "query": "ask SQL about iterations, groups, samples and tokens",
@@ -48,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _guarded(name: str, arguments: list[str]) -> int:
     """Turns what goes wrong into one sentence and an exit status."""
-    from slime_core.errors import ConfigError, SlimeError
+    from slime_core.errors import ConfigError, DataError, PluginError, SlimeError
 
     try:
         return _command(name)(arguments)
-    except ConfigError as error:
+    except (ConfigError, DataError, PluginError) as error:
         return _complain(error, arguments, 2)
     except SlimeError as error:
         return _complain(error, arguments, 1)
@@ -61,8 +62,8 @@ def _guarded(name: str, arguments: list[str]) -> int:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    from slime_core.config.fields import nearest
     from slime_core.errors import ConfigError
+    from slime_core.near import nearest
 
     if name not in COMMANDS:
         close = nearest(name, COMMANDS)

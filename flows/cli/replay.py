@@ -90,7 +90,7 @@ def parse_range(text: str | None, trained: int) -> range:
 
 def build_rank(config: RunConfig) -> Rank:
     """A trainer in this process."""
-    from slime_core.cluster.session import resolve_device
+    from slime_core.cluster.device import resolve_device
     from slime_core.megatron.rank import TrainerRank
 
     return TrainerRank(trainer_settings(config, resolve_device(config), 0, free_port()))

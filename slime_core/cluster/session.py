@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from slime_core.cluster.device import resolve_device
 from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
 from slime_core.cluster.local_ray import LocalRay
@@ -26,7 +27,6 @@ from slime_core.config.fields import identity_digest
 from slime_core.config.tree import RunConfig
 from slime_core.engines.client import EngineClient
 from slime_core.engines.launcher import EngineProcess, engine_process, free_port
-from slime_core.errors import ConfigError
 from slime_core.rollout.settings import RolloutSettings
 from slime_core.run.context import RunContext
 from slime_core.run.epoch import Lease
@@ -269,20 +269,6 @@ class Session:
         return WeightSync(
             self.rollout, transport, self.config.fault_tolerance.sync_timeout_s, tolerance
         )
-
-
-def resolve_device(config: RunConfig) -> Literal["cpu", "cuda"]:
-    """cpu or cuda; auto takes CUDA where an NVIDIA device file is there.
-
-    Raises:
-        ConfigError: cuda was asked for without a GPU.
-    """
-    present = any(Path("/dev").glob("nvidia[0-9]*"))
-    if config.cluster.device == "cuda" and not present:
-        raise ConfigError("device cuda: this machine shows no NVIDIA GPU; use --device cpu")
-    if config.cluster.device == "auto":
-        return "cuda" if present else "cpu"
-    return config.cluster.device
 
 
 def _empty(folder: Path) -> None:

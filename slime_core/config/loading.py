@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from slime_core.config.fields import OPEN_GROUPS, field_groups, group_types, nearest
+from slime_core.config.expected import expected
+from slime_core.config.fields import OPEN_GROUPS, field_groups, group_types
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
+from slime_core.near import nearest
 
 
 def load_config(source: str | Path | dict[str, Any], overrides: dict[str, Any]) -> RunConfig:
     """Reads a YAML file (or takes its content) and applies single values over it.
 
     Args:
-        source: path of a YAML file, or the tree as a dict.
+        source: path of a YAML file, or the tree as a dict, whose `./` is the working directory.
         overrides: field name (without group) -> value; `megatron` and `sglang` are merged.
 
     Raises:
@@ -26,10 +29,10 @@ def load_config(source: str | Path | dict[str, Any], overrides: dict[str, Any]) 
     """
     if isinstance(source, dict):
         _check_keys(source, "configuration")
-        tree = _extended(dict(source), Path(), "configuration", ())
-    else:
-        tree = read_tree(Path(source))
-    return build_config(apply_overrides(tree, overrides))
+        tree = _extended(_absolute_paths(source, Path()), Path(), "configuration", ())
+        return build_config(apply_overrides(tree, overrides), given=overrides)
+    tree = read_tree(Path(source))
+    return build_config(apply_overrides(tree, overrides), str(source), overrides)
 
 
 def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
+        raise ConfigError(f"{path}{yaml_fault(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold groups such as `run:` and `data:`")
     _check_keys(tree, str(path))
@@ -78,14 +81,32 @@ def apply_overrides(tree: dict[str, Any], overrides: dict[str, Any]) -> dict[str
     return tree
 
 
-def build_config(tree: dict[str, Any]) -> RunConfig:
-    """Validates the tree; every problem becomes one line of a ConfigError."""
+def build_config(tree: dict[str, Any], file: str = "", given: Collection[str] = ()) -> RunConfig:
+    """Validates the tree; every problem becomes one line of a ConfigError.
+
+    Args:
+        file: where the tree was read, for messages.
+        given: names of fields whose values came from elsewhere (flags, a form).
+    """
     _check_keys(tree, "configuration")
     needed = {name: {} for name, info in RunConfig.model_fields.items() if info.is_required()}
     try:
         return RunConfig.model_validate(needed | {k: v for k, v in tree.items() if k != "extends"})
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentences(error))) from error
+        raise ConfigError("\n".join(_sentences(error, file, given))) from error
+
+
+def yaml_fault(error: yaml.YAMLError) -> str:
+    """Where a YAML file breaks, to be read behind its path."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " is not valid YAML: only text can be read"
+    if "'\\t'" in str(getattr(error, "problem", "")):
+        return f", line {mark.line + 1}: YAML is indented with spaces, not with tabs"
+    return (
+        f", line {mark.line + 1}, column {mark.column + 1} is not valid YAML: look there, and in "
+        "the line before, for a missing bracket, quote, colon or space"
+    )
 
 
 def unknown_name(name: str, known: list[str], what: str) -> ConfigError:
@@ -145,21 +166,22 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _sentences(error: ValidationError) -> list[str]:
-    """One sentence for each place, also where a value may have several types and fits none."""
-    found: dict[str, list[Any]] = {}
+def _sentences(error: ValidationError, file: str, given: Collection[str]) -> list[str]:
+    """One sentence for each field, also where a value may have several types and fits none."""
+    found: dict[tuple[Any, ...], Any] = {}
     for item in error.errors():
-        depth = [part for i, part in enumerate(item["loc"]) if i < 2 or isinstance(part, int)]
-        found.setdefault(".".join(map(str, depth)), []).append(item)
-    return [_sentence(place, items) for place, items in found.items()]
+        found.setdefault(item["loc"][:2], item)
+    return [_sentence(place, item, file, given) for place, item in found.items()]
 
 
-def _sentence(place: str, items: list[Any]) -> str:
-    first = items[0]
-    if first["type"] == "missing":
-        flag = place.split(".")[-1].replace("_", "-")
-        return f"{place} is missing: set it in the YAML file or as --{flag}"
-    messages = [item["msg"].removeprefix("Value error, ") for item in items]
-    if first["type"] == "value_error":
-        return messages[0]
-    return f"{place}: {', or: '.join(messages)} (got {first['input']!r})"
+def _sentence(place: tuple[Any, ...], item: Any, file: str, given: Collection[str]) -> str:
+    name, key = str(place[-1]) if place else "", ".".join(map(str, place))
+    if item["type"] == "missing":
+        return f"{key} is missing: set it in the YAML file or as --{name.replace('_', '-')}"
+    if item["type"] == "value_error":
+        return item["msg"].removeprefix("Value error, ")
+    model = group_types().get(str(place[0]))
+    info = model.model_fields[name] if model and len(place) > 1 else None
+    wanted = expected(info) if info else "keys and values"
+    shown = f"--{name.replace('_', '-')}" if name in given else f"{file}: {key}" if file else key
+    return f"{shown} must be {wanted}, not {item['input']!r}"

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def validate(config: RunConfig) -> None:
-    """Runs every rule; raises ValueError with one full sentence."""
-    for rule in (
+    """Runs every rule; raises ValueError with one full sentence for each that is broken."""
+    rules = (
         _batch_identity,
         _dynamic_batching,
         algorithm_rules.validate,
         _eval,
         _reward,
         _sizes,
-    ):
-        problem = rule(config)
-        if problem:
-            raise ValueError(problem)
+    )
+    problems = [problem for rule in rules if (problem := rule(config))]
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def _batch_identity(config: RunConfig) -> str | None:

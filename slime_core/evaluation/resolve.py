@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from slime_core.config.fields import field_groups
+from slime_core.config.loading import yaml_fault
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.evaluation.datasets import EvalDataset, resolve_eval_datasets
@@ -41,7 +42,7 @@ def _read(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"eval_config {path}: cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"eval_config {path}: is not valid YAML: {error}") from error
+        raise ConfigError(f"eval_config {path}{yaml_fault(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"eval_config {path}: must hold `datasets`, and `defaults` if wanted")
     return tree

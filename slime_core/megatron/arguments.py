@@ -1,13 +1,13 @@
 """Megatron options by name: which exist, of which type, and where each one goes.
 
 The known names are the fields of Megatron's own configuration classes plus the classic command
-line names, mapped here. Importing this module does not import megatron; the first check does.
+line names, mapped here. A check reads those classes as text (declared.py), so that the command line
+can make it without importing Megatron; the trainer asks the classes themselves.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import types
 import typing
@@ -16,7 +16,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
+from slime_core.megatron.declared import Dtype, declared_fields
 from slime_core.megatron.settings import TrainerSettings
+from slime_core.near import nearest
 
 if TYPE_CHECKING:
     from slime_core.weights.tables.shape import ModelShape
@@ -185,16 +187,22 @@ class ResolvedOptions:
     without_effect: tuple[str, ...]
 
 
-def known_names() -> frozenset[str]:
+Fields = Mapping[str, Mapping[str, Any]]
+
+
+def known_names(classes: Fields | None = None) -> frozenset[str]:
     """Every option name that can stand in `megatron` (some only with one value)."""
     names = set(_MAPPED_HERE)
-    for fields in _megatron_fields().values():
+    for fields in (classes or declared_fields()).values():
         names |= set(fields)
     return frozenset(names - _INTERNAL - set(_ELSEWHERE))
 
 
-def check_names(options: Mapping[str, Any]) -> None:
+def check_names(options: Mapping[str, Any], classes: Fields | None = None) -> None:
     """Refuses unknown names and wrong types, without knowing the model.
+
+    Args:
+        classes: Megatron's classes with their fields; by default as they are declared.
 
     Raises:
         ConfigError: names the option and the nearest known one, or the place it belongs to.
@@ -205,9 +213,9 @@ def check_names(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"megatron option {given!r} is set by {_ELSEWHERE[name]}")
         if name in _INTERNAL:
             raise ConfigError(f"megatron option {given!r} is set by the trainer itself")
-        if name not in _MAPPED_HERE and name not in known_names():
-            near = difflib.get_close_matches(name, known_names(), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name not in _MAPPED_HERE and name not in known_names(classes):
+            near = nearest(name, known_names(classes))
+            hint = f"; did you mean {near!r}?" if near else ""
             raise ConfigError(f"unknown megatron option {given!r}{hint}")
         if name in _FIXED:
             if value != _FIXED[name]:
@@ -216,18 +224,24 @@ def check_names(options: Mapping[str, Any]) -> None:
                     f"{_FIXED[name]!r} only"
                 )
         elif name not in _FROM_MODEL and name not in _WITHOUT_EFFECT:
-            _check_type(given, value, _type_of(name))
+            _check_type(given, value, _type_of(name, classes))
 
 
-def resolve(settings: TrainerSettings, shape: ModelShape) -> ResolvedOptions:
+def resolve(
+    settings: TrainerSettings, shape: ModelShape, classes: Fields | None = None
+) -> ResolvedOptions:
     """Sorts `settings.megatron` into the places that use it and compares it with the model.
+
+    Args:
+        classes: Megatron's classes with their fields; by default the imported ones.
 
     Raises:
         ConfigError: an unknown name, a wrong type, or a value that contradicts config.json.
     """
-    check_names(settings.megatron)
+    classes = classes or _megatron_fields()
+    check_names(settings.megatron, classes)
     own: dict[str, Any] = {}
-    by_class: dict[str, dict[str, Any]] = {name: {} for name in _megatron_fields()}
+    by_class: dict[str, dict[str, Any]] = {name: {} for name in classes}
     without_effect = []
     for given, value in settings.megatron.items():
         name = _normal(given)
@@ -243,7 +257,7 @@ def resolve(settings: TrainerSettings, shape: ModelShape) -> ResolvedOptions:
             target, wanted = _NEGATIONS.get(name, (_RENAMED.get(name, name), value))
             if name in _NEGATIONS and (not value or target in _FIXED):
                 continue
-            for class_name, fields in _megatron_fields().items():
+            for class_name, fields in classes.items():
                 if target in fields:
                     by_class[class_name][target] = _value_for(fields[target], wanted)
     return ResolvedOptions(
@@ -274,14 +288,14 @@ def _megatron_fields() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _type_of(name: str) -> Any:
+def _type_of(name: str, classes: Fields | None) -> Any:
     if name in _NEGATIONS or name in _SWITCHES:
         return bool
     if name in _SETTINGS:
         return typing.get_type_hints(TrainerSettings)[name]
     if name in _RENAMED:
         return int
-    for fields in _megatron_fields().values():
+    for fields in (classes or declared_fields()).values():
         if name in fields:
             return fields[name]
     return Any
@@ -309,13 +323,16 @@ def _fits(value: Any, expected: Any) -> bool:
         return isinstance(value, expected if origin is None else list)
     if isinstance(expected, type) and issubclass(expected, enum.Enum):
         return isinstance(value, str) and value in expected.__members__
-    if getattr(expected, "__module__", "") == "torch" and expected.__name__ == "dtype":
+    of_torch = getattr(expected, "__module__", "") == "torch" and expected.__name__ == "dtype"
+    if of_torch or expected is Dtype:
         return value in ("float32", "float16", "bfloat16", "uint8")
     return True
 
 
 def _value_for(expected: Any, value: Any) -> Any:
     """Dtypes are given by name."""
+    if getattr(expected, "__module__", "") != "torch":
+        return value
     import torch
 
     return getattr(torch, value) if expected is torch.dtype else value

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,8 @@ def complaint(*arguments, status: int, **environment) -> str:
     """The one line on stderr of a command that must fail."""
     done = slime(*arguments, **environment)
     assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said and "actor" not in said.lower(), said
     assert done.stderr.startswith("slime: ")
     return done.stderr.strip()
 
@@ -67,7 +67,7 @@ def test_the_help_of_train_explains_every_flag():
         (["trian"], "unknown command trian: did you mean train?"),
         (["train", "nowhere.yaml"], "nowhere.yaml: no such configuration file"),
         (["train", QUICKSTART, "--rollout-bach-size", "3"], "did you mean --rollout-batch-size?"),
-        (["train", QUICKSTART, "--seed", "many"], "run.seed: "),
+        (["train", QUICKSTART, "--seed", "many"], "--seed must be a whole number, not 'many'"),
         (["train", QUICKSTART, "--new", "--run-id", "x"], "not allowed with argument --new"),
         (["train", QUICKSTART, "--run-id", "a/b"], "run id 'a/b': use letters, digits"),
         (["train", QUICKSTART, "--global-batch-size", "7"], "cannot be divided by"),
@@ -87,7 +87,7 @@ def test_an_unknown_key_of_the_file_is_named_with_the_nearest(tmp_path):
 def test_a_file_that_is_no_yaml_is_named(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("run: {a: [")
-    assert "run.yaml: is not valid YAML" in complaint("train", path, status=2)
+    assert "run.yaml, line 1, column 11 is not valid YAML" in complaint("train", path, status=2)
 
 
 def test_debug_shows_the_traceback():
@@ -96,13 +96,13 @@ def test_debug_shows_the_traceback():
 
 
 def test_a_workspace_that_cannot_be_written_is_named():
-    text = complaint("train", QUICKSTART, "--workspace", "/proc/none", status=1)
+    text = complaint("train", QUICKSTART, "--workspace", "/proc/none", status=2)
     assert "/proc/none" in text
 
 
 def test_a_workspace_that_is_a_file_is_named(tmp_path):
     (tmp_path / "runs").write_text("")
-    assert str(tmp_path / "runs") in train(tmp_path, status=1)
+    assert str(tmp_path / "runs") in train(tmp_path, status=2)
 
 
 def test_a_missing_model_folder_is_named(tmp_path):
@@ -126,28 +126,10 @@ def test_the_users_prefect_profile_counts_and_is_left_alone(tmp_path):
     assert [item.name for item in home.iterdir()] == ["profiles.toml"]
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({"label": "1258"}, "input"),
-        ({"input": "", "label": "1258"}, "empty"),
-        ("not json", "bad.jsonl"),
-    ],
-)
-def test_a_broken_row_is_named_with_file_and_row(tmp_path, row, sentence):
-    good = json.dumps({"input": "5281=", "label": "1258"})
-    bad = row if isinstance(row, str) else json.dumps(row)
-    (tmp_path / "bad.jsonl").write_text(f"{good}\n{bad}\n")
-    text = train(tmp_path, "--prompt-data", tmp_path / "bad.jsonl", "--no-prefect", status=1)
-    assert "bad.jsonl" in text and "2" in text and sentence in text
-
-
-@pytest.mark.e2e
-def test_a_checkpoint_whose_shapes_do_not_fit_is_named(tmp_path):
-    model = tmp_path / "model"
-    shutil.copytree(QUICKSTART.parent / "quickstart" / "model", model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "hidden_size": 48}))
-    text = train(tmp_path, "--hf-checkpoint", model, "--no-prefect", status=1)
-    assert "shape" in text or "size" in text
+def test_what_is_wrong_with_the_data_is_found_before_anything_is_made(tmp_path):
+    """tests/unit/check holds the sentences; here a whole command is looked at from outside."""
+    rows = [json.dumps({"input": "5281=", "label": "1258"}), "not json"]
+    (tmp_path / "bad.jsonl").write_text("\n".join(rows))
+    text = train(tmp_path, "--prompt-data", tmp_path / "bad.jsonl")
+    assert "bad.jsonl, line 2: not JSON" in text
+    assert not (tmp_path / "runs").exists()

@@ -5,9 +5,8 @@ A table is used in both directions (loading and export), so the two can never di
 
 from __future__ import annotations
 
-import difflib
-
 from slime_core.errors import ConfigError
+from slime_core.near import nearest
 from slime_core.weights.tables import llama, qwen2, qwen3
 from slime_core.weights.tables.entry import BoundEntry, Entry
 from slime_core.weights.tables.shape import ModelShape, padded_vocab_size, read_shape
@@ -37,8 +36,8 @@ def table_for(model_type: str) -> tuple[Entry, ...]:
         ConfigError: no table for this family.
     """
     if model_type not in TABLES:
-        near = difflib.get_close_matches(model_type, TABLES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(model_type, TABLES)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ConfigError(
             f"model_type {model_type!r} is not supported (known: {', '.join(sorted(TABLES))}){hint}"
         )

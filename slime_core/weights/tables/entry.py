@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from slime_core.errors import ConfigError
 from slime_core.weights.tables.layouts import Layout
 from slime_core.weights.tables.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 Place = Literal["first", "layer", "last"]
 

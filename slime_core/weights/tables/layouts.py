@@ -1,19 +1,20 @@
 """How Hugging Face tensors are laid out in a Megatron parameter, and its tensor-parallel cuts.
 
 Every layout has two pairs of inverses: join/split (Hugging Face <-> whole parameter) and
-shard/unshard (whole parameter <-> tensor-parallel ranks).
+shard/unshard (whole parameter <-> tensor-parallel ranks). torch is imported where tensors are put
+together, so that names and shapes can be read without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from slime_core.weights.tables.shape import ModelShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Layout(Protocol):
@@ -57,7 +58,7 @@ class Plain:
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
         if self.axis is None or len(shards) == 1:
             return shards[0]
-        return torch.cat(list(shards), self.axis)
+        return _cat(shards, self.axis)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class VocabularyRows:
         missing = shape.padded_vocab_size - shape.vocab_size
         if missing == 0:
             return parts[0]
-        return torch.cat([parts[0], parts[0].new_zeros(missing, *parts[0].shape[1:])])
+        return _cat([parts[0], parts[0].new_zeros(missing, *parts[0].shape[1:])])
 
     def split(self, whole: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
         return (whole[: shape.vocab_size],)
@@ -79,7 +80,7 @@ class VocabularyRows:
         return whole.chunk(size, 0)[rank]
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        return shards[0] if len(shards) == 1 else torch.cat(list(shards), 0)
+        return shards[0] if len(shards) == 1 else _cat(shards, 0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class QueryKeyValue:
             part.reshape(shape.num_kv_heads, -1, *part.shape[1:])  # [groups, rows a group, ...]
             for part in parts
         ]
-        return torch.cat(groups, 1).flatten(0, 1)
+        return _cat(groups, 1).flatten(0, 1)
 
     def split(self, whole: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
         queries = shape.num_heads // shape.num_kv_heads * shape.head_dim
@@ -108,7 +109,7 @@ class QueryKeyValue:
         return whole.chunk(size, 0)[rank]
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        return shards[0] if len(shards) == 1 else torch.cat(list(shards), 0)
+        return shards[0] if len(shards) == 1 else _cat(shards, 0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class GateUp:
     axis: int | None = 0
 
     def join(self, parts: Sequence[Tensor], shape: ModelShape) -> Tensor:
-        return torch.cat(list(parts), 0)
+        return _cat(parts, 0)
 
     def split(self, whole: Tensor, shape: ModelShape) -> tuple[Tensor, ...]:
         return tuple(whole.chunk(2, 0))
@@ -126,13 +127,19 @@ class GateUp:
     def shard(self, whole: Tensor, rank: int, size: int) -> Tensor:
         if size == 1:
             return whole
-        return torch.cat([half.chunk(size, 0)[rank] for half in whole.chunk(2, 0)], 0)
+        return _cat([half.chunk(size, 0)[rank] for half in whole.chunk(2, 0)], 0)
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
         if len(shards) == 1:
             return shards[0]
         halves = [shard.chunk(2, 0) for shard in shards]
-        return torch.cat([gate for gate, _ in halves] + [up for _, up in halves], 0)
+        return _cat([gate for gate, _ in halves] + [up for _, up in halves], 0)
+
+
+def _cat(parts: Sequence[Tensor], axis: int = 0) -> Tensor:
+    import torch
+
+    return torch.cat(list(parts), axis)
 
 
 REPLICATED = Plain()

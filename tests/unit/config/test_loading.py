@@ -105,25 +105,38 @@ def test_overrides_over_a_group_that_is_no_group_are_refused_not_crashed():
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ({"lr": "fast"}, "train.lr: Input should be a valid number"),
-        ({"num_rollout": -1}, "run.num_rollout: Input should be greater than or equal to 0"),
+        ({"lr": "fast"}, "--lr must be a number of at least 0, not 'fast'"),
+        ({"num_rollout": -1}, "--num-rollout must be a whole number of at least 0, not -1"),
         (
             {"rollout_batch_size": 2.5},
-            "rollout.rollout_batch_size: Input should be a valid integer",
+            "--rollout-batch-size must be a whole number of at least 1, not 2.5",
         ),
-        (
-            {"advantage_estimator": "gae"},
-            "algorithm.advantage_estimator: Input should be 'grpo', 'dr_grpo'",
-        ),
-        ({"megatron": 3}, "megatron: Input should be a valid dictionary"),
-        ({"eval_config": [1]}, "eval.eval_config: Input should be a valid dictionary, or: "),
-        ({"rollout_stop": [1]}, "rollout.rollout_stop.0: Input should be a valid string"),
+        ({"rollout_temperature": 0}, "--rollout-temperature must be a number above 0, not 0"),
+        ({"eps_clip_c": 0.5}, "--eps-clip-c must be a number above 1, or none, not 0.5"),
+        ({"gamma": 2}, "--gamma must be a number of at least 0 and of at most 1, not 2"),
+        ({"rollout_shuffle": "often"}, "--rollout-shuffle must be true or false, not 'often'"),
+        ({"update_weight_transport": "fax"}, "--update-weight-transport must be one of disk, t"),
+        ({"megatron": 3}, "--megatron must be keys and values, not 3"),
+        ({"eval_config": [1]}, "--eval-config must be keys and values or text, or none, not [1]"),
+        ({"rollout_stop": [1]}, "--rollout-stop must be a list of texts, not 1"),
     ],
 )
-def test_a_wrong_type_is_one_sentence_that_quotes_the_value(override, sentence):
+def test_a_wrong_type_is_one_sentence_with_what_is_expected(override, sentence):
     message = refusal(SMALL, **override)
     assert message.startswith(sentence), message
-    assert "\n" not in message and "(got " in message
+    assert "\n" not in message
+
+
+def test_a_wrong_type_in_a_file_is_named_with_the_file(tmp_path):
+    path = write(tmp_path / "run.yaml", {**SMALL, "train": {"lr": "fast"}})
+    assert refusal(path) == f"{path}: train.lr must be a number of at least 0, not 'fast'"
+    assert refusal({**SMALL, "train": {"lr": "fast"}}).startswith("train.lr must be")
+    assert refusal(path, lr="slow").startswith("--lr must be")
+
+
+def test_every_broken_rule_is_told():
+    lines = refusal(SMALL, global_batch_size=7, max_tokens_per_gpu=9, eval_interval=2)
+    assert len(lines.splitlines()) == 3
 
 
 def test_every_missing_field_is_named_with_its_flag():
@@ -137,7 +150,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     assert refusal(tmp_path / "no.yaml").endswith("no.yaml: no such configuration file")
     assert "cannot be read" in refusal(tmp_path)
     (tmp_path / "broken.yaml").write_text("run: [", encoding="utf-8")
-    assert "is not valid YAML" in refusal(tmp_path / "broken.yaml")
+    assert "broken.yaml, line 1, column 7 is not valid YAML" in refusal(tmp_path / "broken.yaml")
     (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
     assert "must hold groups" in refusal(tmp_path / "list.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")

@@ -1,0 +1,63 @@
+"""Megatron's and SGLang's own options: names, types, and values that the model contradicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from slime_core.check.findings import Findings
+from slime_core.cluster.engine_choice import EngineKind
+from slime_core.cluster.trainer_settings import trainer_settings
+from slime_core.config.tree import RunConfig
+from slime_core.engines.sglang_options import needs_sglang, option_list, option_problems
+from slime_core.megatron.arguments import check_names, resolve
+from slime_core.megatron.declared import declared_fields
+from slime_core.weights.tables import ModelShape
+
+
+def check_megatron(
+    config: RunConfig, device: Literal["cpu", "cuda"], shape: ModelShape | None, findings: Findings
+) -> None:
+    """Checks each option by itself, so that all wrong ones are told at once, then all together."""
+    before = len(findings.problems)
+    for name, value in config.megatron.items():
+        findings.attempt(lambda n=name, v=value: check_names({n: v}))
+    if shape is None or len(findings.problems) > before:
+        return
+    settings = findings.attempt(lambda: trainer_settings(config, device, 0, 0))
+    if settings is None:
+        return
+    classes = declared_fields() if settings.megatron else {}
+    for name, value in settings.megatron.items():
+        one = replace(settings, megatron={name: value})
+        findings.attempt(lambda s=one: resolve(s, shape, classes))
+    if len(findings.problems) == before:
+        resolved = resolve(settings, shape, classes or {"": {}})
+        findings.attempt(resolved.settings.check)
+        if resolved.without_effect:
+            listed = ", ".join(sorted(resolved.without_effect))
+            findings.notes.append(f"megatron: without effect here: {listed}")
+
+
+def check_sglang(config: RunConfig, kind: EngineKind, findings: Findings) -> None:
+    """Checks the engine's options, also where the embedded engine will serve."""
+    problems = option_problems(config.sglang, embedded=kind == "embedded")
+    if _other_version():
+        findings.notes += [f"not in the list of SGLang {option_list().version}: {p}"
+                           for p in problems]  # fmt: skip
+    else:
+        for sentence in problems:
+            findings.problem(sentence)
+    ignored = needs_sglang(config.sglang)
+    if kind == "embedded" and ignored:
+        flags = ", ".join(f"--sglang-{name.replace('_', '-')}" for name in ignored)
+        findings.notes.append(f"needs SGLang, so the embedded engine ignores it: {flags}")
+
+
+def _other_version() -> bool:
+    """SGLang is installed in another version than the one whose options are known."""
+    try:
+        return version("sglang") != option_list().version
+    except PackageNotFoundError:
+        return False

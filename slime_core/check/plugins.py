@@ -1,0 +1,60 @@
+"""Graders by name and functions by import path."""
+
+from __future__ import annotations
+
+import inspect
+
+from slime_core.check.findings import Findings
+from slime_core.config.tree import RunConfig
+from slime_core.errors import ConfigError
+from slime_core.evaluation.datasets import EvalDataset
+from slime_core.plugins.load import check_signature, is_async, load
+from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_named
+
+
+def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Findings) -> None:
+    """Loads what grades samples, in training and in each evaluation dataset."""
+    rewards = config.rewards
+    chosen = [(rewards.custom_rm_path, rewards.rm_type)]
+    chosen += [(dataset.custom_rm_path, dataset.rm_type) for dataset in datasets]
+    for path, name in dict.fromkeys(chosen):
+        if path:
+            described = findings.attempt(lambda p=path: _function(p))
+        elif name:
+            described = findings.attempt(lambda n=name: check_grader(n))
+        else:
+            continue
+        if described is not None:
+            findings.fact("rewards", **{path or name or "": described})
+
+
+def check_grader(name: str) -> str:
+    """Describes a built-in grader.
+
+    Raises:
+        ConfigError: there is none of this name; names the known ones.
+    """
+    plain = name.strip().removeprefix(BOXED)
+    if plain == "remote_rm":
+        raise ConfigError(
+            "rm_type remote_rm needs the URL of a server, which cannot be set yet: call the server "
+            "from a function of your own (custom_rm_path)"
+        )
+    grader = grader_named(plain)
+    return "needs a label" if grader.needs_label else "needs no label"
+
+
+def label_needed(config: RunConfig) -> str | None:
+    """The grader of the training if it cannot do without a label."""
+    rewards = config.rewards
+    if rewards.custom_rm_path or rewards.rm_type is None:
+        return None
+    grader = GRADERS.get(rewards.rm_type.removeprefix(BOXED))
+    return grader.name if grader and grader.needs_label else None
+
+
+def _function(path: str) -> str:
+    function = load(path, REWARD_NAMES)
+    check_signature(function, path, ("args", "sample"))
+    kind = "async def" if is_async(function) else "def"
+    return f"{kind} {getattr(function, '__name__', path)}{inspect.signature(function)}"

@@ -1,0 +1,318 @@
+"""What cannot work is refused before anything starts: one sentence each, status 2, no traces."""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.launch
+from flows.cli.main import main
+from tests.unit.check.model_folders import MODEL, QUICKSTART, TRAIN, copy_of_the_model
+
+Arguments = list[Any]
+GOOD = {"input": "5281=", "label": "1258"}
+
+
+def prompts(folder: Path, *rows: object, name: str = "p.jsonl") -> Path:
+    path = folder / name
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def plugin(folder: Path, text: str) -> Path:
+    path = folder / "grade.py"
+    path.write_text(text)
+    return path
+
+
+def config_file(folder: Path, text: str) -> Arguments:
+    path = folder / "run.yaml"
+    path.write_text(f"extends: {QUICKSTART}\n{text}")
+    return [path]
+
+
+def data(*rows: object) -> Callable[[Path], Arguments]:
+    return lambda folder: [QUICKSTART, "--prompt-data", prompts(folder, *rows)]
+
+
+def flags(*given: object) -> Callable[[Path], Arguments]:
+    return lambda folder: [QUICKSTART, *given]
+
+
+def yaml(text: str) -> Callable[[Path], Arguments]:
+    return lambda folder: config_file(folder, text)
+
+
+def model(**config: Any) -> Callable[[Path], Arguments]:
+    return lambda folder: [
+        QUICKSTART, "--hf-checkpoint", copy_of_the_model(folder / "m", **config)
+    ]  # fmt: skip
+
+
+def model_without(name: str) -> Callable[[Path], Arguments]:
+    def make(folder: Path) -> Arguments:
+        copy = copy_of_the_model(folder / "m")
+        (copy / name).unlink()
+        return [QUICKSTART, "--hf-checkpoint", copy]
+
+    return make
+
+
+def model_cut(keep: int) -> Callable[[Path], Arguments]:
+    def make(folder: Path) -> Arguments:
+        copy = copy_of_the_model(folder / "m")
+        os.truncate(copy / "model.safetensors", keep)
+        return [QUICKSTART, "--hf-checkpoint", copy]
+
+    return make
+
+
+def graded_by(text: str, name: str = "") -> Callable[[Path], Arguments]:
+    return lambda folder: [QUICKSTART, "--custom-rm-path", f"{plugin(folder, text)}{name}"]
+
+
+def file_as(flag: str, path: str = "taken/inside") -> Callable[[Path], Arguments]:
+    def make(folder: Path) -> Arguments:
+        (folder / "taken").write_text("")
+        return [QUICKSTART, flag, folder / path]
+
+    return make
+
+
+CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
+    # prompts
+    "no prompts file": (
+        lambda folder: [QUICKSTART, "--prompt-data", TRAIN.with_name("trian.jsonl")],
+        ["prompt_data:", "trian.jsonl: no such file; did you mean", "train.jsonl?"],
+    ),
+    "empty prompts file": (data(), ["prompt_data:", "p.jsonl holds no prompts: the file is empty"]),
+    "broken JSON": (data(GOOD, "{no"), ["p.jsonl, line 2: not JSON", "--max-bad-rows"]),
+    "a row without its key": (
+        data(GOOD, {"label": "1"}),
+        ["p.jsonl, line 2: no key 'input'; the row has label"],
+    ),
+    "an empty prompt": (
+        data(GOOD, {"input": "", "label": "1"}),
+        ["p.jsonl, line 2: the prompt under 'input' is empty"],
+    ),
+    "a key that no row has": (
+        data({"inputs": "1=", "label": "1"}, {"inputs": "2=", "label": "2"}),
+        ["no row of", "the key 'input' (input_key)", "inputs, label: set --input-key inputs"],
+    ),
+    "a label key that no row has": (
+        data({"input": "1=", "answer": "1"}),
+        ["the key 'label' (label_key)", "input, answer: choose one of them with --label-key"],
+    ),
+    "labels that are all null": (
+        data({"input": "1=", "label": None}),
+        ["has a label under 'label' (all are null)", "exact_match compares with"],
+    ),
+    "messages without a template": (
+        data({"input": [{"role": "user", "content": "1="}], "label": "1"}),
+        ["p.jsonl, row 1: the prompt is a list of messages: set apply_chat_template"],
+    ),
+    "a grader that rows name": (
+        data({**GOOD, "metadata": {"rm_type": "maths"}}),
+        ["unknown --rm-type 'maths'; did you mean math?"],
+    ),
+    "no evaluation file": (
+        yaml("eval: {eval_config: {datasets: [{name: a, path: ./none.jsonl}]}}"),
+        ["eval dataset a:", "none.jsonl: no such file"],
+    ),
+    "an evaluation file without its key": (
+        lambda folder: config_file(
+            folder, f"eval: {{eval_config: {{datasets: [{{name: a, path: {TRAIN}, "
+            "label_key: right}]}}"
+        ),
+        ["eval dataset a: no row of", "the key 'right' (eval_label_key)"],
+    ),
+    # graders
+    "unknown grader": (
+        flags("--rm-type", "exact"),
+        ["unknown --rm-type 'exact'; did you mean exact_match? known: dapo", "math_verify"],
+    ),
+    "no module": (
+        flags("--custom-rm-path", "nowhere.at.all:f"),
+        ["nowhere.at.all:f: no module named 'nowhere'; install it, start from its folder"],
+    ),
+    "no function": (
+        graded_by("import json\ndef grade(args, sample): return 1\n", ":reward"),
+        ["grade.py:reward:", "has no 'reward'; it has grade"],
+    ),
+    "wrong signature": (
+        graded_by("def grade(sample): return 1\n", ":grade"),
+        ["grade.py:grade(sample) does not fit: it is called as (args, sample)"],
+    ),
+    "a file that raises": (
+        graded_by("import nothing_like_it\n", ":grade"),
+        ["grade.py raised ModuleNotFoundError when it was imported"],
+    ),
+    # options
+    "unknown Megatron option": (
+        yaml("megatron: {wieght_decay: 0.1}"),
+        ["unknown megatron option 'wieght_decay'; did you mean 'weight_decay'?"],
+    ),
+    "wrong type of a Megatron option": (
+        yaml("megatron: {adam_beta2: high, recompute_num_layers: two}"),
+        ["2 problems", "'adam_beta2' must be float, not 'high'", "'recompute_num_layers' must be"],
+    ),
+    "a Megatron option against the model": (
+        yaml("megatron: {num_layers: 3}"),
+        ["'num_layers' is 3, but the model's config.json makes it 2"],
+    ),
+    "warm-up longer than the run": (
+        yaml("megatron: {lr_warmup_iters: 90, lr_decay_style: linear}"),
+        ["lr_warmup_iters 90 must be below"],
+    ),
+    "misspelt SGLang option": (
+        flags("--sglang-mem-fraction-statc", "0.5"),
+        ["--sglang-mem-fraction-statc is no option of SGLang", "--sglang-mem-fraction-static?"],
+    ),
+    "wrong type of an SGLang option": (
+        flags("--sglang-context-length", "long"),
+        ["--sglang-context-length must be a whole number, not 'long'"],
+    ),
+    # model
+    "no model folder": (
+        flags("--hf-checkpoint", "Qwen/Qwen3-4B"),
+        ["hf_checkpoint Qwen/Qwen3-4B: no such folder; download it first (hf download Qwen/Q"],
+    ),
+    "a folder that is no model": (
+        flags("--hf-checkpoint", QUICKSTART.parent),
+        ["is not a model: it has no config.json (it has", "quickstart.yaml"],
+    ),
+    "no tokenizer": (model_without("tokenizer.json"), ["has no tokenizer: tokenizer.json"]),
+    "no weights": (model_without("model.safetensors"), ["has no weights: model.safetensors or"]),
+    "missing keys": (
+        model(num_hidden_layers=None, rms_norm_eps=None),
+        ["config.json lacks num_hidden_layers, rms_norm_eps: take the model's own"],
+    ),
+    "a value that is no size": (
+        model(hidden_size="96"),
+        ["config.json: hidden_size must be a whole number from 1, not '96'"],
+    ),
+    "unsupported family": (
+        model(model_type="gpt2"),
+        ["model_type 'gpt2' is not supported; the supported ones are llama, qwen2, qwen3"],
+    ),
+    "weights that are cut off": (
+        model_cut(400_000),
+        ["model.safetensors is cut off or damaged: 400000 of 854184 bytes: copy or download"],
+    ),
+    "a header that is cut off": (model_cut(100), ["is cut off: it has only 100 bytes"]),
+    "other hidden size": (
+        model(hidden_size=48),
+        ["do not belong together: model.embed_tokens.weight is [100, 96] in model.safetensors, "
+         "but config.json makes it [100, 48] (vocab_size 100, hidden_size 48)"],
+    ),
+    "other number of layers": (
+        model(num_hidden_layers=3, layer_types=None),
+        ["num_hidden_layers is 3, but the weights have 2 layers"],
+    ),
+    "other vocabulary": (model(vocab_size=90), ["is [100, 96]", "makes it [90, 96]"]),
+    # lengths
+    "no room for the response": (
+        flags("--rollout-max-response-len", "252"),
+        ["rollout_max_response_len 252 + the longest prompt of 5 tokens", "= 257 tokens",
+         "context has 256 (max_position_embeddings): lower rollout_max_response_len to at most"],
+    ),
+    "a context that the engine makes shorter": (
+        flags("--sglang-context-length", "10"), ["context has 10 (--sglang-context-length)"],
+    ),
+    # places
+    "a workspace below a file": (
+        file_as("--workspace"), ["workspace", "taken is a file: choose another with --workspace"],
+    ),
+    "a workspace that cannot be written": (
+        flags("--workspace", "/proc/none"), ["workspace /proc/none cannot be written"],
+    ),
+    "a store below a file": (file_as("--store-url"), ["store", "another with --store-url"]),
+    "a store that is not there yet": (
+        flags("--store-url", "gs://bucket/runs"), ["gs:// is not there yet; use s3:// or a path"],
+    ),
+    "a file that is no database": (
+        lambda folder: [
+            QUICKSTART, "--mlflow-tracking-uri",
+            f"sqlite:///{prompts(folder, 'x' * 2000, name='m.db')}",
+        ],
+        ["m.db is not an MLflow database: choose another with --mlflow-tracking-uri"],
+    ),
+    "MLflow below a file": (
+        lambda folder: [QUICKSTART, "--mlflow-tracking-uri", f"sqlite:///{TRAIN}/m.db"],
+        ["MLflow's folder", "is a file", "or --no-use-mlflow"],
+    ),
+    # configuration
+    "a wrong type of a flag": (
+        flags("--seed", "many"), ["--seed must be a whole number, not 'many'"]
+    ),
+    "a wrong type in a file": (
+        yaml("rollout: {n_samples_per_prompt: 0}\ntrain: {lr: fast}"),
+        ["run.yaml: train.lr must be a number of at least 0, not 'fast'",
+         "run.yaml: rollout.n_samples_per_prompt must be a whole number of at least 1, not 0"],
+    ),
+    "a choice that does not exist": (
+        flags("--kl-loss-type", "k9"), ["--kl-loss-type must be one of k1, k2, k3"]
+    ),
+    "broken YAML": (yaml("run: [1"), ["run.yaml, line 2, column 8 is not valid YAML"]),
+    "tabs in YAML": (yaml("run:\n\tseed: 1\n"), ["line 3: YAML is indented with spaces"]),
+    "several rules": (
+        flags("--global-batch-size", "7", "--no-use-dynamic-batch-size"),
+        ["cannot be divided by global_batch_size 7", "max_tokens_per_gpu has an effect only"],
+    ),
+    "a GPU that is not there": (
+        flags("--device", "cuda"), ["device cuda: this machine shows no NVIDIA GPU"],
+    ),
+    "several problems of several kinds": (
+        flags("--rm-type", "mth", "--sglang-foo", "1", "--prompt-data", "none.jsonl"),
+        ["3 problems, so nothing was started", "- prompt_data: none.jsonl", "- unknown --rm-type",
+         "- --sglang-foo is no option"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_start_that_cannot_work_is_refused_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def started(*arguments: object, **options: object) -> None:
+        raise AssertionError("the run was chosen although its configuration cannot work")
+
+    monkeypatch.setattr(flows.launch, "choose", started)
+    monkeypatch.setattr(flows.launch.Launch, "start", started)
+    make, sentences = CASES[name]
+    given = [str(word) for word in make(tmp_path)]
+    own = [] if "--workspace" in given else ["--workspace", str(tmp_path / "runs")]
+    before = sorted(tmp_path.rglob("*"))
+    status = main(["train", *given, *own])
+    shown = capsys.readouterr()
+    assert status == 2, shown
+    assert shown.err.startswith("slime: ") and "Traceback" not in shown.err + shown.out
+    for sentence in sentences:
+        assert sentence in shown.err
+    made = [path for path in tmp_path.rglob("*") if path not in before]
+    assert not [path for path in made if "__pycache__" not in str(path)]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_places_without_the_right_to_write_are_named(tmp_path, capsys):
+    database = tmp_path / "m.db"
+    database.write_bytes(b"")
+    database.chmod(stat.S_IRUSR)
+    uri = f"sqlite:///{database}"
+    assert main(["check", str(QUICKSTART), "--mlflow-tracking-uri", uri]) == 2
+    assert "m.db is read-only" in capsys.readouterr().out
+
+
+def test_names_are_suggested_only_where_they_are_near(capsys):
+    assert main(["train", str(QUICKSTART), "--qqqq", "1"]) == 2
+    assert capsys.readouterr().err.strip().endswith("`slime train --help` lists all flags")
+    assert main(["prain"]) == 2 and "did you mean train?" in capsys.readouterr().err
+
+
+def test_the_model_of_the_cases_is_the_shipped_one():
+    assert (MODEL / "config.json").is_file()

@@ -1,0 +1,99 @@
+"""`slime check` shows what a run would be, quickly and without torch."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flows.cli.main import main
+from slime_core.check.data import Keys, scan
+from slime_core.check.model import parameters
+from slime_core.check.tokenizer import CheckTokenizer
+from slime_core.data.sources import SourceSettings
+from slime_core.weights.tables import read_shape
+from tests.unit.check.model_folders import MODEL, QUICKSTART, TRAIN, large_model
+
+
+def report(capsys, *arguments) -> dict:
+    assert main(["check", str(QUICKSTART), "--json", *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_report_of_the_quickstart(capsys, tmp_path):
+    found = report(capsys, "--workspace", tmp_path / "w", "--device", "cpu")
+    assert found["problems"] == found["notes"] == []
+    assert found["data"]["rows"] == 4096 and found["data"]["first_prompt"] == "9770="
+    assert found["data"]["first_prompt_tokens"] == found["data"]["longest_prompt_tokens"] == 5
+    assert found["model"]["parameters"] == 212_928
+    assert found["rewards"] == {"exact_match": "needs a label"}
+    plan = found["plan"]
+    assert (plan["engine"], plan["engines"], plan["trainer_ranks"]) == ("embedded", 1, 1)
+    assert (plan["samples_an_iteration"], plan["optimizer_steps"]) == (128, 60)
+    assert plan["response_tokens_an_iteration_at_most"] == 128 * 6
+    assert plan["evaluations"] == 7
+    assert plan["trainer_bytes"] == 212_928 * 16
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_report_for_people_ends_with_the_verdict(capsys, tmp_path):
+    assert main(["check", str(QUICKSTART), "--workspace", str(tmp_path / "w")]) == 0
+    shown = capsys.readouterr().out
+    assert "'9770='" in shown and "212,928" in shown
+    assert shown.strip().splitlines()[-1].startswith("ready to train")
+    assert main(["check", str(QUICKSTART), "--rm-type", "mth"]) == 2
+    assert "unknown --rm-type 'mth'" in capsys.readouterr().out
+
+
+def test_what_needs_sglang_is_said_once(capsys, tmp_path):
+    found = report(
+        capsys, "--sglang-mem-fraction-static", 0.5, "--sglang-random-seed", 3, "--device", "cpu"
+    )
+    assert found["notes"] == [
+        "needs SGLang, so the embedded engine ignores it: --sglang-mem-fraction-static"
+    ]
+
+
+def test_a_model_of_4b_parameters_is_looked_at_in_seconds_without_torch(tmp_path):
+    folder = large_model(tmp_path / "4b")
+    assert parameters(read_shape(folder)) == 4_022_468_096
+    code = (
+        "import sys\nfrom flows.cli.main import main\n"
+        "status = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'transformers', 'ray', 'megatron', 'mlflow', 'prefect', 'sglang'}\n"
+        "print(status, sorted(heavy & set(sys.modules)))\n"
+    )
+    arguments = [
+        "check", str(QUICKSTART), "--hf-checkpoint", str(folder), "--json",
+        "--workspace", str(tmp_path / "w"), "--megatron", '{"recompute_num_layers": 2}',
+    ]  # fmt: skip
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+    seconds = time.monotonic() - started
+    shown, _, last = done.stdout.strip().rpartition("\n")
+    assert last == "0 []", done.stdout + done.stderr
+    assert json.loads(shown)["plan"]["parameters"] == 4_022_468_096
+    assert seconds < 5
+
+
+def test_the_tokenizer_of_the_check_gives_the_tokens_and_texts_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+    ours = CheckTokenizer(MODEL)
+    messages = [{"role": "user", "content": "5281="}, {"role": "assistant", "content": "1258"}]
+    for text in ("5281=", "12", "="):
+        assert ours.encode(text) == list(theirs.encode(text, add_special_tokens=False))
+    kwargs = {"tokenize": False, "add_generation_prompt": True, "tools": None}
+    assert ours.apply_chat_template(messages, **kwargs) == theirs.apply_chat_template(
+        messages, **kwargs
+    )
+    assert ours.size == len(theirs)
+
+
+def test_a_large_file_is_read_for_its_time_only():
+    settings = SourceSettings(label_key="label")
+    found = scan(str(TRAIN), settings, Keys("prompt_data", "input_key", "label_key"), 0.0)
+    assert not found.complete and found.rows == 64
