@@ -29,7 +29,7 @@ class RunChoice:
     """A chosen run.
 
     Attributes:
-        resumed: it existed before.
+        resumed: it existed before, though it may not have come to its first draw.
         finished: nothing is left to do in it.
         sentence: what a person is told.
     """
@@ -181,6 +181,8 @@ def _named(store: Backend, config: RunConfig, run_id: str) -> RunChoice:
 def _resuming(store: Backend, config: RunConfig, run_id: str, done: int, owed: list[str]) -> str:
     """What is left to do in a run, and why a run that had finished goes on."""
     wanted = config.run.num_rollout
+    if not begun(store, run_id):
+        return f"starting run {run_id}, whose last start ended before its first iteration"
     sentence = f"resuming run {run_id} after {done} iterations"
     if done >= wanted:
         return f"{sentence}, to evaluate {', '.join(owed)}" if owed else sentence
@@ -188,6 +190,12 @@ def _resuming(store: Backend, config: RunConfig, run_id: str, done: int, owed: l
     if before is not None and before <= done:
         return f"{sentence}: it had finished, and num_rollout is {wanted} now"
     return sentence
+
+
+def begun(store: Backend, run_id: str) -> bool:
+    """Whether a run has anything to go on from: a draw, a trained iteration or an evaluation."""
+    folders = (layout.DRAWS, layout.ITERATIONS, layout.EVALS)
+    return any(store.list(f"{run_id}/{folder}") for folder in folders)
 
 
 def planned_iterations(store: Backend, run_id: str, done: int) -> int | None:

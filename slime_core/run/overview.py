@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slime_core.config.fields import nearest
 from slime_core.errors import ConfigError, SlimeError
+from slime_core.near import nearest
 from slime_core.run.epoch import newest_epoch, owner_of
-from slime_core.run.identity import iterations_done, list_runs, planned_iterations
+from slime_core.run.identity import begun, iterations_done, list_runs, planned_iterations
 from slime_core.store import layout
 from slime_core.store.backend import Backend, open_backend
 from slime_core.store.batch import read_batch
@@ -23,9 +23,9 @@ class RunOverview:
     """One run at a glance.
 
     Attributes:
-        state: `running` (its owner shows that it is alive), `finished`, `stopped` (its owner came
-            to a clean end before that), `killed` (its owner is silent), `new` (it never had one),
-            `damaged`.
+        state: `running` (its owner shows that it is alive), `not started` (no start of it came
+            to a draw), `finished`, `stopped` (its owner came to a clean end before that), `killed`
+            (its owner is silent), `new` (it never had one), `damaged`.
         iterations: that are trained.
         planned: iterations that it was to have when it last trained, None where that is not known.
         reward: mean raw reward of the newest batch, None before there is one.
@@ -89,6 +89,8 @@ def _look(root: Backend, url: str, body: dict[str, Any], now_s: float) -> RunOve
         done = iterations_done(root, run_id)
         planned = planned_iterations(root, run_id, done)
         state = _state(run, now_s, planned is not None and done >= planned)
+        if state != "running" and not begun(root, run_id):
+            state = "not started"
         return RunOverview(run_id, state, done, planned, _reward(run), age_s, where, note)
     except SlimeError as error:
         return RunOverview(run_id, "damaged", 0, None, None, age_s, where, str(error))

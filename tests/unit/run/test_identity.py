@@ -52,6 +52,18 @@ def test_auto_takes_the_last_unfinished_run_of_the_same_identity(store):
     assert choice.sentence == "resuming run second after 1 iterations (--new starts another)"
 
 
+def test_a_start_that_failed_before_its_first_draw_is_no_progress(store):
+    record(store, "a", small())
+    for resume, rest in (("auto", " (--new starts another)"), ("a", "")):
+        choice = choose_run(store, small(), resume)
+        assert (choice.run_id, choice.resumed) == ("a", True)
+        assert choice.sentence == (
+            "starting run a, whose last start ended before its first iteration" + rest
+        )
+    at(store, "a").put_new(layout.draws(0), b"")
+    assert "resuming run a after 0 iterations" in choose_run(store, small()).sentence
+
+
 def test_runs_are_ordered_by_their_first_start(store):
     for run_id in ("b", "c", "a"):
         record(store, run_id, small())

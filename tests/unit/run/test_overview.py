@@ -31,7 +31,14 @@ def test_runs_in_the_order_of_their_beginning(store):
     assert [run.iterations for run in runs.values()] == [0, 1, 2]
     assert [run.reward for run in runs.values()] == [None, 1.0, 1.0]
     assert runs["math"].where == f"{store}/math" and 0 <= runs["math"].age_s < 60
-    assert {run.state for run in runs.values()} == {"new"}
+    assert [run.state for run in runs.values()] == ["not started", "new", "new"]
+
+
+def test_a_run_whose_starts_failed_is_not_called_stopped(store):
+    lease = Lease.acquire(open_backend(str(store / "sort-b")))
+    assert look(store)["sort-b"].state == "running"
+    lease.release()
+    assert look(store)["sort-b"].state == "not started"
 
 
 def test_states(store, monkeypatch):
