@@ -76,12 +76,13 @@ class MlflowSettings:
         tags: dict[str, str],
     ) -> MlflowSettings:
         """Takes the configured values, then MLFLOW_* of the environment, then the workspace."""
-        given = uri or os.environ.get("MLFLOW_TRACKING_URI")
+        own = database_uri(workspace)
+        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or own
         return cls(
-            uri=given or database_uri(workspace),
+            uri=uri,
             experiment=experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "slime-flow",
             run_id=run_id,
-            artifacts=None if given else workspace.absolute() / "mlflow" / "artifacts",
+            artifacts=workspace.absolute() / "mlflow" / "artifacts" if uri == own else None,
             attach_to=os.environ.get("MLFLOW_RUN_ID"),
             params=params,
             tags=tags,
