@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -64,6 +64,7 @@ class Launch:
         stages: other stages than slime_core's (benchmarks and tests).
         finished: all iterations are done.
         flow_run_id: Prefect's id of the parent flow's run.
+        stop_asked: see Bound.
         left_over: sentences about metrics that did not reach a tracker.
     """
 
@@ -74,6 +75,7 @@ class Launch:
     stages: Stages | None = None
     finished: bool = False
     flow_run_id: UUID | None = None
+    stop_asked: Callable[[], bool] = lambda: False
     left_over: list[str] = field(default_factory=list)
     _closed: bool = False
 
@@ -90,6 +92,7 @@ class Launch:
         take_over: bool = False,
         choice: RunChoice | None = None,
         report: Report | None = None,
+        recorded: RunConfig | None = None,
     ) -> Launch:
         """Chooses the run and starts its processes without waiting.
 
@@ -98,6 +101,7 @@ class Launch:
             take_over: do not wait for a silent owner.
             choice: the run, where it was chosen before.
             report: where progress is shown.
+            recorded: the configuration as it was given, with the names of its blocks.
         """
         from slime_core.cluster.session import Session
 
@@ -108,8 +112,9 @@ class Launch:
             take_over=take_over,
             trackers=trackers_of(config, choice.run_id),
             up=report.up,
+            recorded=recorded,
         )
-        return cls(config, choice, session, report)
+        return cls(config, choice, session, report, stop_asked=session.stop_asked)
 
     @property
     def run_id(self) -> str:
@@ -122,7 +127,7 @@ class Launch:
         try:
             context = await self.session.ready()
             stages = self.stages or Stages.real()
-            run = Bound(context, stages, self.report)
+            run = Bound(context, stages, self.report, self.stop_asked)
             token = BOUND.set(run)
             try:
                 yield run

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 StageCall = Callable[..., Awaitable[Any]]
 IterationCall = Callable[[int], Awaitable[None]]
+LEAVE_S = 60.0
 
 
 async def training(
@@ -32,6 +36,8 @@ async def training(
     await _evaluate_if_due(run, first - 1, stage)
     run.report.start()
     for k in range(first, end):
+        if run.stop_asked():
+            await _leave()
         await iteration(k)
 
 
@@ -48,6 +54,12 @@ async def stages_of(k: int, stage: StageCall) -> dict[str, float]:
     metrics |= await _evaluate_if_due(run, k, stage)
     run.report.iteration(k, metrics)
     return metrics
+
+
+async def _leave() -> None:
+    """Ends this process as SIGTERM does; that cancels the run while this waits."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(LEAVE_S)
 
 
 async def plain_iteration(k: int) -> None:

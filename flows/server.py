@@ -20,6 +20,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from slime_core.errors import SlimeError
 from slime_core.waits import Deadline, poll
 
@@ -39,6 +41,8 @@ BATCHED_WRITERS = {
 QUIET = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "3", "PREFECT_API_REQUEST_TIMEOUT": "20"}
 """A run goes on without an API that is away, so its client gives up sooner than usual (14 s)."""
+ALIVE = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+"""Seconds between the signs of life that the server's automation listens for."""
 LOGS = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "slime_core,flows,tasks",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
@@ -208,6 +212,16 @@ class OwnServer:
             self._pid_path.unlink()
 
 
+def own_server_pid(home: Path) -> int | None:
+    """Process of the server that a command has in this home; None where none lives."""
+    try:
+        pid = int(json.loads((home / "server.pid").read_text())["pid"])
+        command = psutil.Process(pid).cmdline()
+    except (OSError, ValueError, KeyError, psutil.Error):
+        return None
+    return pid if "flows.server_app" in command else None
+
+
 def server_environment(home: Path, port: int) -> dict[str, str]:
     """Environment of the server process: its own home and database, no user's profile.
 
@@ -233,7 +247,8 @@ def client_environment(api_url: str, home: Path | None) -> dict[str, str]:
         home: the own server's home; None keeps the user's.
     """
     own = {"PREFECT_HOME": str(home)} if home else {}
-    chosen = {name: os.environ.get(name, value) for name, value in (PATIENCE | LOGS).items()}
+    usual = PATIENCE | ALIVE | LOGS
+    chosen = {name: os.environ.get(name, value) for name, value in usual.items()}
     return {**QUIET, **chosen, **own, "PREFECT_API_URL": api_url}
 
 

@@ -1,4 +1,5 @@
-"""The Prefect server process: `python -m flows.server_app`, started by flows.server.OwnServer."""
+"""The Prefect server process: `python -m flows.server_app`, started by flows.server.OwnServer for
+one command, or by flows.services to stay."""
 
 from __future__ import annotations
 
@@ -51,10 +52,11 @@ def watch_parent(parent_pid: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--fd", type=int, required=True, help="bound socket to listen on")
-    parser.add_argument("--parent", type=int, required=True, help="process to die with")
+    parser.add_argument("--parent", type=int, help="process to die with; none for a service")
     options = parser.parse_args()
-    die_with_parent(options.parent)
-    threading.Thread(target=watch_parent, args=(options.parent,), daemon=True).start()
+    if options.parent is not None:
+        die_with_parent(options.parent)
+        threading.Thread(target=watch_parent, args=(options.parent,), daemon=True).start()
 
     import uvicorn
 

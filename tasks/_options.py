@@ -34,7 +34,10 @@ def task_options(stage: str, numbered: bool = True) -> dict[str, Any]:
 
 
 def flow_options(name: str, numbered: bool) -> dict[str, Any]:
-    """Options of a flow; `numbered` ones are called by iteration."""
+    """Options of a flow; `numbered` ones are called by iteration.
+
+    Prefect does not look at parameters: `load_config` does, and says what is wrong in a sentence.
+    """
     naming = {"flow_run_name": _flow_run_name} if numbered else {}
     return {
         "name": name,
@@ -42,7 +45,7 @@ def flow_options(name: str, numbered: bool) -> dict[str, Any]:
         "persist_result": False,
         "retries": 0,
         "log_prints": False,
-        "validate_parameters": not numbered,
+        "validate_parameters": False,
     }
 
 

@@ -65,11 +65,16 @@ class Stages:
 
 @dataclass(frozen=True)
 class Bound:
-    """What the parent flow binds for its subflows and tasks; none of it is a parameter."""
+    """What the parent flow binds for its subflows and tasks; none of it is a parameter.
+
+    Attributes:
+        stop_asked: whether somebody wants the run to stop between two iterations.
+    """
 
     context: RunContext
     stages: Stages
     report: Report
+    stop_asked: Callable[[], bool] = lambda: False
 
 
 BOUND: ContextVar[Bound] = ContextVar("slime_bound")

@@ -11,6 +11,11 @@ from slime_core import __version__
 COMMANDS = {
     "train": "train a model, or take up an unfinished run",
     "check": "look at everything a run needs and show its plan, without starting it",
+    "up": "start Prefect's server, a worker and MLflow's page in the background",
+    "down": "end what `slime up` started",
+    "status": "the services of a workspace, and its runs that are alive",
+    "stop": "end a running training cleanly, wherever it was started",
+    "resume": "go on with a run as it was configured last",
     "runs": "list the runs of a workspace or store",
     "verify": "check everything a run stores against what was signed",
     "query": "ask SQL about iterations, groups, samples and tokens",

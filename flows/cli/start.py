@@ -19,10 +19,12 @@ from flows.server import (
     client_environment,
     configured_api_url,
 )
+from flows.services.stack import api_url_of
 from flows.stop import GOES_ON, Stopper
+from slime_core.config.block_names import blocks_in
 from slime_core.config.flags import FlagParser, add_flags
 from slime_core.config.tree import RunConfig
-from slime_core.errors import SlimeError
+from slime_core.errors import ConfigError, SlimeError
 from slime_core.report.terminal import Terminal
 from slime_core.run.identity import RunChoice
 from slime_core.run.paths import RunPaths
@@ -88,6 +90,7 @@ class Command:
         self._workspace = Path(config.run.workspace)
         self._own_prefect = not options.no_prefect and configured_api_url() is None
         self._server: OwnServer | None = None
+        self._recorded: RunConfig | None = None
         self._imports = threading.Thread(target=_import_flows, name="imports", daemon=True)
         self._stopper = stopper
         self._terminal = Terminal(config.run.num_rollout)
@@ -96,6 +99,7 @@ class Command:
         """Everything in its order; the children end whatever happens."""
         from flows.launch import choose
 
+        self._read_blocks()
         choice = choose(self._config, self._which())
         self._terminal.say(choice.sentence)
         if choice.finished:
@@ -120,6 +124,22 @@ class Command:
         how = "finished" if stopped is None else GOES_ON
         self._tell(choice, how, [] if launch is None else launch.left_over)
         return stopped or 0
+
+    def _read_blocks(self) -> None:
+        """Puts the places of blocks for their names, and their secrets into the environment."""
+        if not blocks_in(self._config):
+            return
+        if self._options.no_prefect:
+            raise ConfigError("block:NAME stands in Prefect: leave --no-prefect out")
+        self._choose_server()
+        if self._server is not None:
+            self._server.wait_healthy(self._config.fault_tolerance.start_timeout_s)
+        from blocks.resolve import resolve
+
+        self._recorded = self._config
+        resolved = asyncio.run(resolve(self._config))
+        os.environ.update(resolved.environment)
+        self._config = resolved.config
 
     def _tell_finished(self, choice: RunChoice) -> int:
         """Nothing is to be trained: only sends what metrics a tracker lacks."""
@@ -158,7 +178,9 @@ class Command:
         from flows.launch import Launch
 
         take_over = self._options.take_over
-        launch = Launch.start(self._config, self._which(), take_over, choice, self._terminal)
+        launch = Launch.start(
+            self._config, self._which(), take_over, choice, self._terminal, self._recorded
+        )
         if not self._options.no_prefect:
             self._imports.join()
         logs = RunPaths.create(self._config.run.workspace, choice.run_id).logs
@@ -166,8 +188,16 @@ class Command:
         return launch
 
     def _choose_server(self) -> None:
-        """Takes the user's Prefect API, else starts our own; then points the client there."""
+        """Takes the user's Prefect API, else that of `slime up`, else starts our own; then points
+        the client there."""
+        if self._server is not None:
+            return
         chosen = configured_api_url()
+        if chosen is None and (service := api_url_of(self._workspace)):
+            home = self._workspace.resolve() / "prefect"
+            os.environ.update(client_environment(service, home))
+            self._own_prefect = False
+            return
         if chosen is None:
             self._server = OwnServer.start(self._workspace)
             os.environ.update(client_environment(self._server.api_url, self._server.home))

@@ -33,6 +33,7 @@ from slime_core.run.epoch import Lease
 from slime_core.run.identity import record_run
 from slime_core.run.logs import log_to_file
 from slime_core.run.paths import RunPaths, store_url
+from slime_core.run.stop_request import asked
 from slime_core.store.backend import Backend, join_url, open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.ledger import initial_state
@@ -83,6 +84,7 @@ class Session:
         take_over: bool = False,
         trackers: Sequence[Tracker] = (),
         up: Callable[[str], None] = lambda part: None,
+        recorded: RunConfig | None = None,
     ) -> Session:
         """Takes the run's lease and starts all processes without waiting for them.
 
@@ -90,6 +92,8 @@ class Session:
             take_over: do not wait for a silent owner.
             trackers: where metrics go besides metrics.jsonl.
             up: is told when a part has come up: Ray, trainer, rollout worker, engines.
+            recorded: the configuration to keep with the run, where it is written otherwise than
+                `config` (it names blocks).
 
         Raises:
             ConfigError: the run has another identity, or the model folder is unusable.
@@ -100,7 +104,7 @@ class Session:
         log_file = session.paths.logs / "driver.log"
         session._stop_logging = log_to_file(log_file, config.debug.log_level)
         try:
-            record_run(session.root, session.backend, config, run_id)
+            record_run(session.root, session.backend, recorded or config, run_id)
             session.lease = Lease.acquire(
                 session.backend,
                 ttl_s=config.store.lease_ttl_s,
@@ -112,6 +116,10 @@ class Session:
             _run_beside(session.close("failed"))
             raise
         return session
+
+    def stop_asked(self) -> bool:
+        """Whether somebody wants this owner to stop between two iterations."""
+        return self.lease is not None and asked(self.paths.local, self.lease.epoch)
 
     async def ready(self) -> RunContext:
         """Waits for everything and makes the context that stages work with.

@@ -47,12 +47,17 @@ class ProcessIdentity:
 
 def own_identity() -> ProcessIdentity:
     """Of the calling process."""
-    found = _state_and_start(os.getpid())
+    return identity_of(os.getpid())
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    """Of a process that exists on this machine, for example a child."""
+    found = _state_and_start(pid)
     return ProcessIdentity(
         host=socket.gethostname(),
         boot_id=_boot_id(),
         pid_namespace=_pid_namespace(),
-        pid=os.getpid(),
+        pid=pid,
         start_ticks=0 if found is None else found[1],
     )
 

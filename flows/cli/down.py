@@ -1,0 +1,33 @@
+"""`slime down`: ends what `slime up` started in this workspace, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.services import stack
+from flows.services.processes import Service
+from flows.services.runs import end_held
+from slime_core.config.flags import FlagParser, parse
+
+RUNS_END_S = 30.0
+
+
+def main(arguments: list[str]) -> int:
+    """Ends the services; the runs of the worker end first and can be resumed."""
+    made = FlagParser(prog="slime down", description=__doc__)
+    made.add_argument("--workspace", default="runs", help="folder that holds the runs")
+    made.add_argument("--debug", action="store_true", help="show tracebacks")
+    workspace = Path(parse(made, arguments).workspace).absolute()
+    ended = 0
+    for service in stack.stop_all(workspace, _end_runs):
+        print(f"{stack.TITLES[service.name]:<8}  process {service.process.pid} ended")
+        ended += 1
+    if not ended:
+        print(f"nothing runs for {workspace}")
+    return 0
+
+
+def _end_runs(worker: Service) -> None:
+    count = end_held(worker, RUNS_END_S)
+    if count:
+        print(f"runs of the worker that stopped: {count}; `slime resume RUN` goes on")

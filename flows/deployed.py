@@ -1,0 +1,125 @@
+"""A training that Prefect starts: from a deployment's parameters to the state that it ends in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect import State
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed
+
+from blocks.resolve import resolve
+from flows.launch import Launch, choose
+from flows.services.environment import WORKSPACE
+from flows.stop import Stopper
+from slime_core.check.inspection import require
+from slime_core.check.inspection import require
+from slime_core.config.loading import load_config
+from slime_core.config.tree import RunConfig, RunGroup
+from slime_core.run.paths import RunPaths
+
+log = logging.getLogger(__name__)
+RUN_TAG = "run:"
+STOPPED = "stopped; a retry of this flow run, or `slime resume`, goes on"
+
+
+async def deployed(
+    config: RunConfig | dict[str, Any],
+    overrides: dict[str, Any],
+    resume: str,
+    training: Callable[[Launch], Awaitable[None]],
+) -> State[None]:
+    """Starts the processes of a run in this one, trains, and ends them.
+
+    Args:
+        config, overrides, resume: parameters of the flow; Prefect has not looked at them.
+        training: what is done once the processes are starting.
+
+    Returns:
+        Completed, or Cancelled where a signal or a cancel stopped it.
+
+    Raises:
+        ConfigError: a parameter that cannot work, before anything was started.
+        SlimeError: what stopped the run.
+    """
+    with _signals() as stopper:
+        given = configuration(config, overrides)
+        resolved = await resolve(given)
+        os.environ.update(resolved.environment)
+        for note in require(resolved.config):
+            log.info("%s", note)
+        choice = choose(resolved.config, _which(resume))
+        log.info("%s", choice.sentence)
+        if choice.finished:
+            return Completed(message=choice.sentence)
+        require(resolved.config)
+        _leave_the_workers_pipes(RunPaths.create(resolved.config.run.workspace, choice.run_id).logs)
+        launch = Launch.start(resolved.config, resume, choice=choice, recorded=given)
+        task = asyncio.ensure_future(training(launch))
+        if stopper is not None:
+            stopper.watch(task)
+        try:
+            await task
+        except (Exception, asyncio.CancelledError) as error:
+            # What a stop tears down may complain in many ways: the stop is what happened.
+            if stopper is None or stopper.exit_code is None:
+                raise
+            log.info("the run was stopped (%r)", error)
+            return Cancelled(message=STOPPED)
+        finally:
+            if stopper is not None:
+                stopper.unwatch()
+            await launch.close("failed")
+    return Completed(message=f"run {launch.run_id} is finished")
+
+
+def configuration(config: RunConfig | dict[str, Any], overrides: dict[str, Any]) -> RunConfig:
+    """The checked configuration; the default workspace is that of the services."""
+    tree = config.model_dump() if isinstance(config, RunConfig) else config
+    made = load_config(tree, overrides)
+    workspace = os.environ.get(WORKSPACE)
+    if workspace and made.run.workspace == RunGroup.model_fields["workspace"].default:
+        return load_config(made.model_dump(), {"workspace": workspace})
+    return made
+
+
+def _which(resume: str) -> str:
+    """A retry of a flow run means the training that it had."""
+    if (flow_run.run_count or 0) > 1:
+        for tag in flow_run.tags or []:
+            if tag.startswith(RUN_TAG):
+                return tag.removeprefix(RUN_TAG)
+    return resume
+
+
+def _leave_the_workers_pipes(logs: Path) -> None:
+    """Writes what this process prints to a file of the run instead of to its worker.
+
+    A run outlives its worker, but the console of Prefect ends a process that prints into a pipe
+    without a reader.
+    """
+    if "PREFECT__FLOW_RUN_ID" not in os.environ:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with (logs / "prefect.log").open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+@contextmanager
+def _signals() -> Iterator[Stopper | None]:
+    """Takes the signals where that is possible: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    with Stopper() as stopper:
+        yield stopper

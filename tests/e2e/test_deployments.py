@@ -1,0 +1,218 @@
+"""Trainings as deployments: started, watched, cancelled, retried and stopped through Prefect, with
+a real server, worker and MLflow page."""
+
+import os
+import re
+import signal
+import sqlite3
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.services import SHORT, Services
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+LONG = {**SHORT, "num_rollout": 3000}
+CANCEL_S = 30.0
+SECRET = "s3cret-that-nobody-may-read"
+GRADER = """
+import os
+def reward(args, sample, **kwargs):
+    return 1.0 if os.environ["JUDGE_KEY"] == "{secret}" and len(sample.response) % 2 else 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    """`slime up` in a workspace of its own; `slime down` and a look for survivors at the end."""
+    made = Services(tmp_path_factory.mktemp("workspace"))
+    made.slime("up", "--prefect-port", "0", "--mlflow-port", "0")
+    yield made
+    made.slime("down")
+    assert left_of(made.workspace) == []
+
+
+def left_of(workspace: Path) -> list[str]:
+    """Processes that name the workspace in their command or environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), *process.environ().values()]
+        except psutil.Error:
+            continue
+        if process.pid != os.getpid() and any(str(workspace) in text for text in told):
+            found.append(" ".join(process.cmdline()))
+    return found
+
+
+def family(services: Services, run_id: str) -> list[psutil.Process]:
+    """The process that owns a training, and all it has started."""
+    owner = psutil.Process(services.owner(run_id))
+    return [owner, *owner.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process], services: Services) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=CANCEL_S)
+    assert not alive, f"{alive}\n{services.logs()}"
+
+
+def test_up_shows_what_runs_and_starts_nothing_twice(services):
+    again = services.slime("up")
+    for name, title in (("server", "Prefect"), ("mlflow", "MLflow"), ("worker", "worker")):
+        line = rf"{title} +{re.escape(services.address(name))}  runs already, process"
+        assert re.search(f"{line} {services.pid(name)}", again), again
+    status = services.slime("status")
+    assert status.count("running") == 3 and "no run is alive" in status
+    assert services.address("server") in status and "server.log" in status
+    assert "MLflow" in httpx.get(services.address("mlflow"), timeout=20).text
+
+
+def test_the_form_has_every_field_with_its_meaning(services):
+    deployment = services.get("/deployments/name/train/quickstart")
+    schema = deployment["parameter_openapi_schema"]
+    lr = schema["definitions"]["TrainGroup"]["properties"]["lr"]
+    assert lr["description"] == "Learning rate."
+    whole = schema["definitions"]["RunConfig"]["properties"]
+    assert whole["megatron"]["type"] == whole["sglang"]["type"] == "object"
+    assert deployment["work_pool_name"] == "slime" and deployment["tags"] == ["slime", "train"]
+    assert deployment["schedules"] == []
+
+
+def test_a_deployment_trains_to_its_end(services):
+    printed = services.prefect(
+        *("deployment", "run", "train/quickstart", "-p", "resume=never"),
+        *("-p", 'overrides={"num_rollout": 2, "lr": 1e-4, "skip_eval_before_train": true}'),
+    )
+    flow_run_id = re.search(r"UUID: ([0-9a-f-]{36})", printed).group(1)
+    run = services.ended(flow_run_id)
+    assert run["state"]["name"] == "Completed", f"{run['state']}\n{services.logs()}"
+    assert run["parameters"]["overrides"]["lr"] == 1e-4
+    assert run["parameters"]["resume"] == "never"
+    assert services.children(flow_run_id) == {f"iteration {k:06d}": "Completed" for k in range(2)}
+    assert run["name"].startswith("quickstart-") and f"run:{run['name']}" in run["tags"]
+    assert services.trained(run["name"]) == 2
+    with sqlite3.connect(services.workspace / "mlflow" / "mlflow.db") as database:
+        names = database.execute("select name, status from runs").fetchall()
+    assert (run["name"], "FINISHED") in names
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"overrides": {"lrr": 1}}, "unknown option lrr: did you mean lr?"),
+        ({"config": {"run": {"num_rolout": 3}}}, "did you mean num_rollout?"),
+        ({"overrides": {"store_url": "block:nowhere"}}, "block:nowhere: Prefect has no"),
+    ],
+)
+def test_a_wrong_parameter_fails_in_a_sentence(services, parameters, sentence):
+    state = services.ended(services.start(**parameters))["state"]
+    assert state["type"] == "FAILED" and sentence in state["message"]
+
+
+def test_cancel_retry_and_stop(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    run_id = services.training_of(flow_run_id, 2)
+    processes = family(services, run_id)
+    services.set_state(flow_run_id, "CANCELLING")
+    state = services.ended(flow_run_id, CANCEL_S)["state"]
+    assert state["name"] == "Cancelled", services.logs()
+    gone(processes, services)
+    trained = services.trained(run_id)
+
+    services.set_state(flow_run_id, "SCHEDULED", "AwaitingRetry")
+    assert services.training_of(flow_run_id, trained + 2) == run_id
+    assert services.flow_run(flow_run_id)["run_count"] == 2
+    assert run_id in services.slime("status")
+    printed = services.slime("stop", run_id, "--after-iteration")
+    assert f"run {run_id} stopped; `slime resume {run_id}` goes on" in printed
+    run = services.ended(flow_run_id, CANCEL_S)
+    assert run["state"]["name"] == "Cancelled" and "slime resume" in run["state"]["message"]
+    trained = services.trained(run_id)
+    states = services.children(flow_run_id)
+    assert [states[f"iteration {k:06d}"] for k in range(trained)] == ["Completed"] * trained
+    assert f"run {run_id} does not run" in services.slime("stop", run_id)
+
+
+def test_a_run_outlives_its_worker_and_can_still_be_cancelled(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    run_id = services.training_of(flow_run_id, 1)
+    processes = family(services, run_id)
+    os.kill(services.pid("worker"), signal.SIGKILL)
+    services.training_of(flow_run_id, services.trained(run_id) + 3)
+    assert "ended" in services.slime("status", status=3)
+    assert "started" in services.slime("up")
+    services.set_state(flow_run_id, "CANCELLING")
+    assert services.ended(flow_run_id, CANCEL_S)["state"]["name"] == "Cancelled"
+    gone(processes, services)
+
+
+def test_sigterm_to_the_worker_stops_its_run_cleanly(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    run_id = services.training_of(flow_run_id, 1)
+    processes = family(services, run_id)
+    os.kill(services.pid("worker"), signal.SIGTERM)
+    assert services.ended(flow_run_id, 60)["state"]["name"] == "Cancelled", services.logs()
+    gone(processes, services)
+    services.slime("up")
+    printed = services.slime("resume", run_id, "--num-rollout", str(services.trained(run_id) + 1))
+    assert f"resuming run {run_id}" in printed and "finished" in printed
+    runs = {"tags": {"all_": [f"run:{run_id}"]}}
+    states = [
+        run["state"]["name"] for run in services.post("/flow_runs/filter", {"flow_runs": runs})
+    ]
+    assert sorted(states) == ["Cancelled", "Completed"], "the resume is in the same pages"
+
+
+def test_a_killed_flow_is_shown_as_crashed(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    run_id = services.training_of(flow_run_id, 1)
+    processes = family(services, run_id)
+    processes[0].kill()
+    assert services.ended(flow_run_id, CANCEL_S)["state"]["name"] == "Crashed"
+    gone(processes, services)
+
+
+def test_no_secret_of_a_block_is_written_anywhere(services):
+    (services.workspace / "judge.py").write_text(GRADER.format(secret="{}").replace("{}", SECRET))
+    code = (
+        "from blocks import GraderSecrets, SampleStore;"
+        f"GraderSecrets(entries={{'JUDGE_KEY': '{SECRET}'}}).save('judge');"
+        f"SampleStore(url='{services.workspace}/blocked', access_key_id='me',"
+        f"secret_access_key='{SECRET}').save('prod')"
+    )
+    services.python(code)
+    flow_run_id = services.start(
+        resume="never",
+        overrides={
+            **SHORT, "num_rollout": 1, "store_url": "block:prod", "grader_secrets": "block:judge",
+            "rm_type": None, "custom_rm_path": f"{services.workspace}/judge.py:reward",
+        },
+    )  # fmt: skip
+    run = services.ended(flow_run_id)
+    assert run["state"]["name"] == "Completed", f"{run['state']}\n{services.logs()}"
+    stored = services.workspace / "blocked" / run["name"]
+    batch = (stored / "iterations" / "000000" / "batch.json").read_text()
+    assert '"rollout/raw_reward":0.0' not in batch.replace(" ", ""), "the grader saw its key"
+    (services.workspace / "judge.py").unlink()
+    holding = [
+        path
+        for path in services.workspace.rglob("*")
+        if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
+    assert holding == []
+    assert SECRET not in str(services.flow_run(flow_run_id))
+
+
+def test_down_ends_the_run_of_the_worker_too(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    processes = family(services, services.training_of(flow_run_id, 1))
+    printed = services.slime("down")
+    assert "runs of the worker that stopped: 1" in printed and printed.count("ended") == 3
+    gone(processes, services)
+    assert left_of(services.workspace) == []
+    assert "nothing runs" in services.slime("down")
+    with sqlite3.connect(services.workspace / "prefect" / "prefect.db") as database:
+        query = "select state_name from flow_run where id = ?"
+        assert database.execute(query, [flow_run_id]).fetchall() == [("Cancelled",)]
