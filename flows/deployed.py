@@ -21,7 +21,6 @@ from flows.launch import Launch, choose
 from flows.services.environment import WORKSPACE
 from flows.stop import Stopper
 from slime_core.check.inspection import require
-from slime_core.check.inspection import require
 from slime_core.config.loading import load_config
 from slime_core.config.tree import RunConfig, RunGroup
 from slime_core.run.paths import RunPaths
@@ -60,7 +59,6 @@ async def deployed(
         log.info("%s", choice.sentence)
         if choice.finished:
             return Completed(message=choice.sentence)
-        require(resolved.config)
         _leave_the_workers_pipes(RunPaths.create(resolved.config.run.workspace, choice.run_id).logs)
         launch = Launch.start(resolved.config, resume, choice=choice, recorded=given)
         task = asyncio.ensure_future(training(launch))

@@ -14,6 +14,7 @@ def main(arguments: list[str]) -> int:
     with Stopper() as stopper:  # before anything that takes a while to load
         from flows.cli.start import Command, resume_parser
         from flows.cli.stored import open_run
+        from slime_core.check.inspection import require
         from slime_core.config.block_names import blocks_in
         from slime_core.config.flags import overrides_of, parse
         from slime_core.run.recorded import last_config
@@ -26,4 +27,7 @@ def main(arguments: list[str]) -> int:
         if "store_url" in blocks_in(last_config(cache.backend, {})):
             given.pop("store_url", None)  # the flag finds the run, the block has the keys
         options.run_id, options.new = run_id, False
-        return Command(last_config(cache.backend, given), options, stopper).run()
+        config = last_config(cache.backend, given)
+        for note in require(config):
+            print(f"note: {note}")
+        return Command(config, options, stopper).run()

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from slime_core.check.findings import Findings
+from slime_core.config.block_names import blocks_in
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.run.identity import INDEX
@@ -31,12 +32,15 @@ def check_places(config: RunConfig, thorough: bool, findings: Findings) -> None:
     workspace = Path(config.run.workspace).absolute()
     findings.attempt(lambda: writable(workspace, "workspace", "--workspace"))
     url = store_url(config.run.workspace, config.store.store_url)
-    findings.attempt(lambda: _store(url, thorough))
+    named = findings.attempt(lambda: blocks_in(config)) or {}
+    if "store_url" not in named:  # a block is Prefect's; its own check() looks
+        findings.attempt(lambda: _store(url, thorough))
     findings.fact("places", workspace=str(workspace), store=url)
     if config.tracking.use_mlflow:
         uri = config.tracking.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         findings.fact("places", mlflow=uri or database_uri(workspace))
-        findings.attempt(lambda: _mlflow(uri or database_uri(workspace), thorough, findings))
+        if "mlflow_tracking_uri" not in named:
+            findings.attempt(lambda: _mlflow(uri or database_uri(workspace), thorough, findings))
 
 
 def writable(folder: Path, name: str, flag: str) -> None:
