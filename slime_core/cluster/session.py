@@ -204,11 +204,12 @@ class Session:
         world = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
         ports: dict[int, int] = {}
 
-        def settings_of(rank: int, build: int) -> Any:
+        def settings_of(given: RunConfig, rank: int, build: int) -> Any:
             port = ports.setdefault(build, free_port())
-            return trainer_settings(config, self.device, rank, port)
+            return trainer_settings(given, self.device, rank, port)
 
         return TrainerGroup(
+            config,
             settings_of,
             world,
             BatchSource(self.backend.url, config.store.store_fsync, self.paths.cache),

@@ -18,6 +18,7 @@ from slime_core.run.logs import log_to_file
 from slime_core.store.source import BatchSource
 
 if TYPE_CHECKING:
+    from slime_core.config.tree import RunConfig
     from slime_core.megatron.rank import TrainerRank
     from slime_core.megatron.settings import TrainerSettings
 
@@ -111,8 +112,9 @@ class TrainerGroup:
     """All ranks. An exception in any of them taints the group: end it, rebuild, replay.
 
     Args:
-        settings_of: rank -> its settings; called again for each build, so that a rebuilt group
-            meets on a new port.
+        config: the run's.
+        settings_of: (configuration, rank, number of the build) -> the rank's settings; called again
+            for each build, so that a rebuilt group meets on a new port.
         world_size: ranks.
         source: how ranks read batches.
         logs: folder of their log files.
@@ -122,13 +124,15 @@ class TrainerGroup:
 
     def __init__(
         self,
-        settings_of: Callable[[int, int], TrainerSettings],
+        config: RunConfig,
+        settings_of: Callable[[RunConfig, int, int], TrainerSettings],
         world_size: int,
         source: BatchSource,
         logs: Path,
         start_timeout_s: float,
         train_timeout_s: float,
     ) -> None:
+        self._config = config
         self._settings_of = settings_of
         self._world_size = world_size
         self._source = source
@@ -139,10 +143,12 @@ class TrainerGroup:
         self._setups: list[Any] = []
         self._builds = 0
 
-    def start(self) -> None:
+    def start(self, config: RunConfig | None = None) -> None:
         """Creates the ranks and lets them build, without waiting."""
         self._builds += 1
-        settings = [self._settings_of(rank, self._builds) for rank in range(self._world_size)]
+        given = config or self._config
+        ranks = range(self._world_size)
+        settings = [self._settings_of(given, rank, self._builds) for rank in ranks]
         self._actors = [
             _REMOTE(TrainerActor).remote(one, self._source, self._logs / f"trainer-{one.rank}.log")
             for one in settings
@@ -156,10 +162,14 @@ class TrainerGroup:
         )
         return results[0]
 
-    async def rebuild(self) -> dict[str, Any]:
-        """Ends all ranks and builds new ones at the initial weights."""
+    async def rebuild(self, config: RunConfig | None = None) -> dict[str, Any]:
+        """Ends all ranks and builds new ones at the initial weights.
+
+        Args:
+            config: numeric values other than the run's present ones, for a replay.
+        """
         self.close()
-        self.start()
+        self.start(config)
         return await self.ready()
 
     async def fence(self, epoch: int) -> None:

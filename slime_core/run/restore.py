@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
-from slime_core.config.fields import numeric_digest
-from slime_core.errors import DigestError, TrainerError
+from slime_core.config.fields import numeric_digest, values
+from slime_core.config.tree import RunConfig
+from slime_core.errors import ConfigError, DigestError, TrainerError
 from slime_core.run.context import FIRST_LINEAGE, RunContext
+from slime_core.run.identity import recorded_config
 from slime_core.run.training import train_call
 from slime_core.store.checkpoints import Checkpoint, fetch_checkpoint, list_checkpoints
 from slime_core.store.ledger import Ledger, unbroken_chain
@@ -56,8 +60,11 @@ async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) 
     loaded = await _load(ctx, states, last, found)
     ctx.state.lineage = _lineage_of(chain)
     ctx.state.trained_s = 0.0
+    ranks = _Ranks(ctx)
     for ledger in chain[loaded + 1 :]:
+        await ranks.take(ledger.numeric_digest)
         await _replay(ctx, ledger, found)
+    await ranks.take(ranks.own)
     if found.drift:
         ctx.state.drifts += 1
         ctx.state.lineage = drifted_lineage(ctx.lease.epoch, ctx.state.drifts)
@@ -68,6 +75,41 @@ async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) 
         )  # fmt: skip
     ctx.state.digest, ctx.state.iterations = states[-1], last + 1
     return found
+
+
+class _Ranks:
+    """The ranks during a replay: an iteration is trained again with the numeric values (such as
+    lr) of its time, and what comes after the replay with the present ones."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self.own = numeric_digest(ctx.config)
+        self._ctx = ctx
+        self._built = self.own
+
+    async def take(self, numeric: str) -> None:
+        """Goes on with the values of this digest, in new ranks with the same weights and
+        optimizer state where the present ones have others."""
+        if numeric == self._built:
+            return
+        try:
+            config = None if numeric == self.own else self._recorded(numeric)
+        except ConfigError as error:
+            log.warning("an iteration is trained again with other numeric values: %s", error)
+            return
+        ctx = self._ctx
+        with tempfile.TemporaryDirectory(dir=ctx.paths.local, prefix="between-") as scratch:
+            folder = str(Path(scratch) / "weights")
+            await ctx.trainer.invoke("save", folder)
+            await ctx.trainer.rebuild(config)
+            await ctx.trainer.fence(ctx.lease.epoch)
+            await ctx.trainer.invoke("load", folder)
+        self._built = numeric
+
+    def _recorded(self, numeric: str) -> RunConfig:
+        ctx = self._ctx
+        present = values(ctx.config, "operational")
+        del present["sglang"]
+        return recorded_config(ctx.backend, numeric, present)
 
 
 async def _load(ctx: RunContext, states: list[str], last: int, found: Restored) -> int:

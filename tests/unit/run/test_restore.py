@@ -7,6 +7,7 @@ import pytest
 
 from slime_core.errors import DigestError, TrainerError
 from slime_core.run.context import RunContext
+from slime_core.run.identity import record_config
 from slime_core.run.restore import restore_trainer
 from slime_core.stages.train import train
 from slime_core.store import layout
@@ -198,6 +199,29 @@ def test_other_numeric_values_are_named_where_a_replay_drifts(tmp_path, caplog):
     ctx.trainer.drifts = {0}  # type: ignore[attr-defined]
     asyncio.run(restore_trainer(ctx, 1))
     assert "numeric values of the configuration have changed since" in caplog.text
+
+
+def test_each_iteration_is_replayed_with_the_learning_rate_of_its_time(tmp_path):
+    """A run at 1e-3 for two iterations and at 5e-4 for two more, killed without a checkpoint."""
+    first = Lab(tmp_path, lr=1e-3).start()
+    record_config(first.backend, first.config)
+    asyncio.run(trained(first, range(2)))
+    end(first)
+    slower = Lab(tmp_path, lr=5e-4).start()
+    record_config(slower.backend, slower.config)
+    assert asyncio.run(restore_trainer(slower, 1)).drift == []
+    assert slower.trainer.lr == 5e-4, "what follows is trained with the present value"  # type: ignore[attr-defined]
+    for k in (2, 3):
+        asyncio.run(train(slower, packed(slower, k)))
+    end(slower)
+
+    last = Lab(tmp_path, lr=2e-4).start()
+    record_config(last.backend, last.config)
+    found = asyncio.run(restore_trainer(last, 3))
+    assert (found.replayed, found.drift) == (4, [])
+    assert last.trainer.weights == slower.trainer.weights  # type: ignore[attr-defined]
+    assert last.trainer.lr == 2e-4 and last.state.version == "l0-4"  # type: ignore[attr-defined]
+    assert [*last.paths.local.glob("between-*")] == []
 
 
 def test_time_spent_in_a_replay_counts_towards_the_next_checkpoint(lab):

@@ -14,6 +14,7 @@ from typing import Any
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
 from slime_core.cluster.train_call import TrainCall
 from slime_core.config.loading import load_config
+from slime_core.config.tree import RunConfig
 from slime_core.engines.health import HealthRules
 from slime_core.errors import EngineError, TrainerError
 from slime_core.refs import Ref, digest_of
@@ -43,9 +44,11 @@ class StandInTrainer:
         skips: iterations whose step is not finite.
         drifts: iterations whose replay gives other weights.
         log: what was asked for.
+        lr: what the present ranks train with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: RunConfig) -> None:
+        self._config, self.lr = config, config.train.lr
         self.before: Hook = lambda call: None
         self.skips: set[int] = set()
         self.drifts: set[int] = set()
@@ -58,9 +61,10 @@ class StandInTrainer:
         self.results: dict[str, Any] = {}
         self.epoch = -1
 
-    async def rebuild(self) -> None:
+    async def rebuild(self, config: RunConfig | None = None) -> None:
         self.log.append("rebuild")
         self.builds += 1
+        self.lr = (config or self._config).train.lr
         self._fresh()
 
     async def fence(self, epoch: int) -> None:
@@ -88,7 +92,7 @@ class StandInTrainer:
         skipped = call.forced_skips[0] if replay else call.iteration in self.skips
         if not skipped:
             noise = "other" if replay and call.iteration in self.drifts else ""
-            self.weights = digest_of([self.weights, call.batch_digest, call.seed, noise])
+            self.weights = digest_of([self.weights, call.batch_digest, call.seed, self.lr, noise])
         step = {"loss": 0.5, "skipped": skipped, "weights_digest": self.weights}
         result = {"state": call.next_state, "steps": [step], "metrics": {}, "seconds": {"all": 1.0}}
         self.state, self.results[call.next_state] = call.next_state, result
@@ -226,7 +230,7 @@ class Lab:
     def start(self) -> RunContext:
         """What a session hands to the stages."""
         config = load_config(copy.deepcopy(SMALL), self.overrides)
-        trainer, rollout = StandInTrainer(), StandInRollout()
+        trainer, rollout = StandInTrainer(config), StandInRollout()
         serial = iter(range(1000))
 
         def spawn(index: int) -> Any:
