@@ -23,14 +23,14 @@ def main(arguments: list[str]) -> int:
     lines = [_line(workspace, name) for name in (stack.SERVER, stack.MLFLOW, stack.WORKER)]
     show(lines, as_json=options.json)
     url = root_url(options)
-    if "://" in url or Path(url).is_dir():
-        runs = live_runs(open_backend(url), url)
-        if not options.json:
-            print("" if runs else "\nno run is alive")
-        show(
-            [{"run": run.run_id, "process": run.owner.pid, "host": run.owner.host} for run in runs],
-            as_json=options.json,
-        )
+    there = "://" in url or Path(url).is_dir()
+    runs = live_runs(open_backend(url), url) if there else []
+    if not options.json:
+        print("" if runs else "\nno run is alive")
+    show(
+        [{"run": run.run_id, "process": run.owner.pid, "host": run.owner.host} for run in runs],
+        as_json=options.json,
+    )
     return 0 if all(line["state"] == "running" for line in lines) else 3
 
 

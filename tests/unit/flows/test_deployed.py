@@ -1,14 +1,24 @@
-"""Parameters of a deployment: checked before anything starts, and the same run as from a file."""
+"""A deployment's run: its parameters, checked before anything starts, and the state it ends in."""
+
+import asyncio
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from flows import deployed as module
+from flows import stop
 from flows.deployed import configuration
 from flows.services.environment import WORKSPACE
 from flows.train import train
 from slime_core.config.fields import identity_digest
 from slime_core.config.loading import load_config
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, TrainerError
+from slime_core.run.identity import RunChoice
 from tests.e2e.runs import QUICKSTART, ROOT
 
 
@@ -65,3 +75,100 @@ def test_runs_live_in_the_workspace_of_the_services(monkeypatch, tmp_path):
     monkeypatch.setenv(WORKSPACE, str(tmp_path))
     assert configuration(parameters, {}).run.workspace == str(tmp_path)
     assert configuration(parameters, {"workspace": "elsewhere"}).run.workspace == "elsewhere"
+
+
+@dataclass
+class Started:
+    """Stands for a launch: remembers how it was closed."""
+
+    run_id: str = "run-1"
+    closed: list[str] = field(default_factory=list)
+
+    async def close(self, reason: str) -> None:
+        self.closed.append(reason)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Nothing is started, and nothing is killed where a stop takes long."""
+    launch = Started()
+    choice = RunChoice("run-1", False, "starting run run-1")
+    monkeypatch.setattr(module, "choose", lambda config, resume: choice)
+    monkeypatch.setattr(module, "require", lambda config: [])
+    monkeypatch.setattr(module.Launch, "start", lambda *_, **__: launch)
+    monkeypatch.setattr(stop, "kill_everything", lambda code: None)
+    return launch
+
+
+def end_of(training):
+    parameters = entry("quickstart")["parameters"]["config"]
+    return asyncio.run(module.deployed(parameters, {}, "auto", training))
+
+
+def test_a_training_that_ends_is_completed(started):
+    async def training(launch):
+        assert launch is started
+
+    state = end_of(training)
+    assert state.is_completed() and "run-1 is finished" in state.message
+    assert started.closed
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_a_training_that_is_stopped_is_cancelled_whatever_the_stop_tears_down(started, noise):
+    async def training(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            if noise:
+                raise TrainerError("its process ended") from None
+            raise
+
+    before = signal.getsignal(signal.SIGTERM)
+    state = end_of(training)
+    assert state.is_cancelled() and "slime resume" in state.message
+    assert started.closed
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_failure_stays_one(started):
+    async def training(_):
+        raise TrainerError("out of memory")
+
+    with pytest.raises(TrainerError, match="out of memory"):
+        end_of(training)
+    assert started.closed
+
+
+def test_outside_of_the_main_thread_a_training_runs_without_signals(started):
+    async def training(_):
+        pass
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(end_of, training).result().is_completed()
+
+
+def test_a_run_that_is_finished_starts_nothing(started, monkeypatch):
+    finished = RunChoice("run-1", True, "run run-1 is finished (60 of 60 iterations)", True)
+    monkeypatch.setattr(module, "choose", lambda config, resume: finished)
+
+    async def training(_):
+        raise AssertionError("there is nothing to do")
+
+    assert end_of(training).message == finished.sentence
+    assert not started.closed
+
+
+@pytest.mark.parametrize(
+    ("count", "tags", "wanted"),
+    [
+        (1, ["slime", "run:run-7"], "auto"),
+        (2, ["slime", "run:run-7"], "run-7"),
+        (2, ["slime"], "auto"),
+        (None, None, "auto"),
+    ],
+)
+def test_a_retry_means_the_run_that_it_had(monkeypatch, count, tags, wanted):
+    monkeypatch.setattr(module, "flow_run", SimpleNamespace(run_count=count, tags=tags))
+    assert module._which("auto") == wanted
