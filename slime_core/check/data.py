@@ -79,8 +79,7 @@ def scan(spec: str, settings: SourceSettings, keys: Keys, limit_s: float) -> Sca
     except DataError as error:
         raise DataError(f"{keys.where}: {error}") from error
     if not found.rows:
-        why = f": {counts.bad[0]}" if counts.bad else ": the file is empty"
-        raise DataError(f"{keys.where}: {spec} holds no prompts{why}")
+        raise DataError(f"{keys.where}: {spec} holds no prompts: {_why_none(spec, counts)}")
     found.longest = [row for _, _, row in sorted(heap, reverse=True)]
     return found
 
@@ -102,14 +101,23 @@ def rendered(row: Row, settings: SourceSettings, tokenizer: Any) -> tuple[str, l
     return prompt, tokens
 
 
-def show_prompt(found: Scan, tokenizer: Any, findings: Findings) -> None:
-    """Renders the first row for the report."""
+def show_prompt(found: Scan, tokenizer: Any, findings: Findings) -> bool:
+    """Renders the first row for the report; False where that is impossible."""
     if found.first is None or tokenizer is None:
-        return
+        return False
     row = found.first
     shown = findings.attempt(lambda: rendered(row, found.settings, tokenizer))
     if shown is not None:
         findings.fact("data", first_prompt=shown[0], first_prompt_tokens=len(shown[1]))
+    return shown is not None
+
+
+def _why_none(spec: str, counts: ReadCounts) -> str:
+    if counts.bad:
+        return counts.bad[0]
+    if parse_data_path(spec).sliced:
+        return "the slice is empty"
+    return "only blank lines" if counts.blank else "the file is empty"
 
 
 def _good_rows(

@@ -53,17 +53,17 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
     check_rewards(config, datasets, findings)
     for name in sorted({name for found, _ in scans for name in found.graders}):
         findings.attempt(lambda n=name: check_grader(n))
-    if scans:
-        show_prompt(scans[0][0], tokenizer, findings)
+    if scans and not show_prompt(scans[0][0], tokenizer, findings):
+        tokenizer = None  # said once; lengths are compared without it
     if shape is not None:
         check_lengths(config, shape, scans, tokenizer, findings)
     device: Device | None = findings.attempt(lambda: resolve_device(config))
     if device is not None:
-        check_megatron(config, device, shape, findings)
+        known = shape if check_megatron(config, device, shape, findings) else None
         asked: EngineKind | None = findings.attempt(lambda: resolve_engine(config, device))
         kind = asked or "embedded"
         check_sglang(config, kind, findings)
-        found = findings.attempt(lambda: plan(config, device, kind, shape))
+        found = findings.attempt(lambda: plan(config, device, kind, known))
         findings.fact("plan", **(found or {}))
     check_places(config, thorough, findings)
     return findings
@@ -92,12 +92,16 @@ def _scans(
         if mark in done:
             continue
         done.add(mark)
-        found += _dataset(dataset, settings, scan_s, findings)
+        found += _dataset(dataset, settings, config, scan_s, findings)
     return found
 
 
 def _dataset(
-    dataset: EvalDataset, settings: SourceSettings, scan_s: float, findings: Findings
+    dataset: EvalDataset,
+    settings: SourceSettings,
+    config: RunConfig,
+    scan_s: float,
+    findings: Findings,
 ) -> list[tuple[Scan, Wanted]]:
     keys = Keys(f"eval dataset {dataset.name}", "eval_input_key", "eval_label_key")
     seen = findings.attempt(lambda: scan(dataset.path, settings, keys, scan_s))
@@ -105,7 +109,16 @@ def _dataset(
         return []
     rows = seen.rows if seen.complete else f"the first {seen.rows}"
     findings.fact("data", **{f"eval {dataset.name}": f"{rows} rows of {dataset.path}"})
-    return [(seen, Wanted("eval_max_response_len", dataset.max_response_len or 1))]
+    return [(seen, Wanted(_length_field(dataset, config), dataset.max_response_len or 1))]
+
+
+def _length_field(dataset: EvalDataset, config: RunConfig) -> str:
+    """Where a dataset's longest response was set."""
+    if dataset.max_response_len == config.eval.eval_max_response_len:
+        return "eval_max_response_len"
+    if dataset.max_response_len == config.rollout.rollout_max_response_len:
+        return "rollout_max_response_len"
+    return f"eval dataset {dataset.name}: max_response_len"
 
 
 def _settings_of(dataset: EvalDataset, config: RunConfig) -> SourceSettings:

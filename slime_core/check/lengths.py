@@ -35,26 +35,31 @@ def check_lengths(
             f"tokens, but config.json has vocab_size {shape.vocab_size}: take both from one model"
         )
         return
+    too_long: dict[str, tuple[int, str]] = {}  # field -> its longest sequence, and the sentence
     for number, (found, wanted) in enumerate(scans):
         prompt_tokens, row = _longest(found, tokenizer, findings)
         total = prompt_tokens + wanted.response_tokens
         if number == 0:
             findings.fact("data", longest_prompt_tokens=prompt_tokens)
             _micro_batch(config, total, findings)
-        if total <= limit:
-            continue
-        most = limit - prompt_tokens
-        fix = f"lower {wanted.field} to at most {most}" if most > 0 else "leave out such prompts"
-        findings.problem(
-            f"{wanted.field} {wanted.response_tokens} + the longest prompt of {prompt_tokens} "
-            f"tokens ({row.where if row else found.spec}) = {total} tokens, but the model's "
-            f"context has {limit} ({name}): {fix}"
-        )
+        if total > max(limit, too_long.get(wanted.field, (0, ""))[0]):
+            most = limit - prompt_tokens
+            fix = f"lower it to at most {most}" if most > 0 else "leave out such prompts"
+            too_long[wanted.field] = (
+                total,
+                (
+                    f"{wanted.field} {wanted.response_tokens} + the longest prompt of {prompt_tokens} "
+                    f"tokens ({row.where if row else found.spec}) = {total} tokens, but the model's "
+                    f"context has {limit} ({name}): {fix}"
+                ),
+            )
+    for _, sentence in too_long.values():
+        findings.problem(sentence)
 
 
 def _context(config: RunConfig, shape: ModelShape) -> tuple[int, str]:
     served = config.sglang.get("context_length")
-    if isinstance(served, int) and served < shape.max_positions:
+    if type(served) is int and served < shape.max_positions:
         return served, "--sglang-context-length"
     return shape.max_positions, "max_position_embeddings"
 

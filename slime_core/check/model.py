@@ -51,6 +51,8 @@ def parameters(shape: ModelShape) -> int:
 
 
 def _shape(field: str, folder: Path) -> ModelShape:
+    if folder.is_file():
+        raise ConfigError(f"{field} {folder} is a file: give the folder that holds config.json")
     if not folder.is_dir():
         hint = "give the folder of a Hugging Face model (config.json, *.safetensors, tokenizer)"
         if HUB_NAME.fullmatch(str(folder)):
@@ -61,7 +63,7 @@ def _shape(field: str, folder: Path) -> ModelShape:
     path = folder / "config.json"
     config = _json(field, path)
     family = config.get("model_type")
-    if family not in TABLES:
+    if not isinstance(family, str) or family not in TABLES:
         raise ConfigError(
             f"{path}: model_type {family!r} is not supported; the supported ones are "
             f"{', '.join(sorted(TABLES))}"
@@ -95,7 +97,8 @@ def _sizes(config: dict[str, Any], path: Path) -> None:
     missing = [key for key in (*needed, "rms_norm_eps") if key not in config]
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: take the model's own config.json")
-    for key in needed:
+    optional = [key for key in ("num_key_value_heads", "head_dim") if config.get(key) is not None]
+    for key in (*needed, *optional):
         if type(config[key]) is not int or config[key] < 1:
             raise ConfigError(f"{path}: {key} must be a whole number from 1, not {config[key]!r}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
 
 from slime_core.check.findings import Findings
+from slime_core.cluster.device import Device
 from slime_core.cluster.engine_choice import EngineKind
 from slime_core.cluster.trainer_settings import trainer_settings
 from slime_core.config.tree import RunConfig
@@ -17,17 +17,21 @@ from slime_core.weights.tables import ModelShape
 
 
 def check_megatron(
-    config: RunConfig, device: Literal["cpu", "cuda"], shape: ModelShape | None, findings: Findings
-) -> None:
-    """Checks each option by itself, so that all wrong ones are told at once, then all together."""
+    config: RunConfig, device: Device, shape: ModelShape | None, findings: Findings
+) -> bool:
+    """Checks each option by itself, so that all wrong ones are told at once, then all together.
+
+    Returns:
+        Whether all are right.
+    """
     before = len(findings.problems)
     for name, value in config.megatron.items():
         findings.attempt(lambda n=name, v=value: check_names({n: v}))
     if shape is None or len(findings.problems) > before:
-        return
+        return len(findings.problems) == before
     settings = findings.attempt(lambda: trainer_settings(config, device, 0, 0))
     if settings is None:
-        return
+        return False
     classes = declared_fields() if settings.megatron else {}
     for name, value in settings.megatron.items():
         one = replace(settings, megatron={name: value})
@@ -38,6 +42,7 @@ def check_megatron(
         if resolved.without_effect:
             listed = ", ".join(sorted(resolved.without_effect))
             findings.notes.append(f"megatron: without effect here: {listed}")
+    return len(findings.problems) == before
 
 
 def check_sglang(config: RunConfig, kind: EngineKind, findings: Findings) -> None:

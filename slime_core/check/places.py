@@ -20,6 +20,8 @@ from slime_core.store.backend import open_backend
 from slime_core.tracking.mlflow import database_uri
 
 SQLITE = "sqlite:///"
+MLFLOW_SCHEMES = ("sqlite", "http", "https", "file", "mysql", "postgresql", "mssql")
+MLFLOW_SCHEMES += ("databricks", "uc")
 ANSWER_S = 3.0
 
 
@@ -79,6 +81,11 @@ def _store(url: str, thorough: bool) -> None:
 def _mlflow(uri: str, thorough: bool, findings: Findings) -> None:
     if uri.startswith(SQLITE):
         _database(Path(uri.removeprefix(SQLITE)).absolute())
+    elif "://" in uri and urlsplit(uri).scheme.partition("+")[0] not in MLFLOW_SCHEMES:
+        raise ConfigError(
+            f"MLflow cannot be reached at {uri}: give sqlite:///PATH or http://HOST:PORT with "
+            "--mlflow-tracking-uri, or --no-use-mlflow"
+        )
     elif uri.startswith("http") and thorough and not _answers(f"{uri.rstrip('/')}/health"):
         findings.notes.append(f"MLflow at {uri} does not answer; metrics would wait for it")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from slime_core.check.model import parameters
+from slime_core.cluster.device import Device
 from slime_core.cluster.engine_choice import EngineKind
 from slime_core.cluster.trainer_settings import training_dtype
 from slime_core.config.tree import RunConfig
@@ -17,7 +18,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def plan(
-    config: RunConfig, device: Literal["cpu", "cuda"], kind: EngineKind, shape: ModelShape | None
+    config: RunConfig, device: Device, kind: EngineKind, shape: ModelShape | None
 ) -> dict[str, Any]:
     """The plan by name. Memory leaves out activations and what libraries take for themselves."""
     rollout, cluster = config.rollout, config.cluster

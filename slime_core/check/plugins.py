@@ -6,7 +6,6 @@ import inspect
 
 from slime_core.check.findings import Findings
 from slime_core.config.tree import RunConfig
-from slime_core.errors import ConfigError
 from slime_core.evaluation.datasets import EvalDataset
 from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_named
@@ -20,12 +19,12 @@ def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Find
     for path, name in dict.fromkeys(chosen):
         if path:
             described = findings.attempt(lambda p=path: _function(p))
-        elif name:
+        elif name is not None:
             described = findings.attempt(lambda n=name: check_grader(n))
         else:
             continue
         if described is not None:
-            findings.fact("rewards", **{path or name or "": described})
+            findings.fact("rewards", **{path or name or "rm_type": described})
 
 
 def check_grader(name: str) -> str:
@@ -36,10 +35,7 @@ def check_grader(name: str) -> str:
     """
     plain = name.strip().removeprefix(BOXED)
     if plain == "remote_rm":
-        raise ConfigError(
-            "rm_type remote_rm needs the URL of a server, which cannot be set yet: call the server "
-            "from a function of your own (custom_rm_path)"
-        )
+        return "asks a server"
     grader = grader_named(plain)
     return "needs a label" if grader.needs_label else "needs no label"
 

@@ -96,7 +96,10 @@ def _settings(path: Path) -> dict[str, Any]:
 def _template(folder: Path, settings: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read as text: download it again") from error
     found = settings.get("chat_template")
     if isinstance(found, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in found}

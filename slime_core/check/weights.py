@@ -13,6 +13,7 @@ from slime_core.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 LENGTH_BYTES = 8
+LFS_POINTER = b"version https://git-lfs"
 AGAIN = "copy or download it again"
 
 
@@ -46,7 +47,8 @@ def _files(folder: Path) -> list[str]:
         hint = f" (there is {others[0]}: convert it with save_pretrained)" if others else ""
         raise ConfigError(f"{folder} has no weights: {SINGLE} or {INDEX} is needed{hint}")
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        content = json.loads(index.read_text(encoding="utf-8"))
+        return sorted({str(name) for name in content["weight_map"].values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{index} is not an index of safetensors files: {AGAIN}") from error
 
@@ -63,6 +65,8 @@ def _header(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is missing, though {INDEX} names it: {AGAIN}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if start == LFS_POINTER[:LENGTH_BYTES]:
+        raise ConfigError(f"{path} is a pointer of Git LFS, not the weights: run `git lfs pull`")
     if len(text) < length or not length:
         raise ConfigError(f"{path} is cut off: it has only {size} bytes: {AGAIN}")
     try:

@@ -45,8 +45,10 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such configuration file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read, it is not a text file (UTF-8)") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{yaml_fault(error)}") from error
     if not isinstance(tree, dict):
@@ -181,6 +183,8 @@ def _sentence(place: tuple[Any, ...], item: Any, file: str, given: Collection[st
     if item["type"] == "value_error":
         return item["msg"].removeprefix("Value error, ")
     model = group_types().get(str(place[0]))
+    if model is None and len(place) > 1:
+        return f"{place[0]}: names of options are text, not {place[1]!r}"
     info = model.model_fields[name] if model and len(place) > 1 else None
     wanted = expected(info) if info else "keys and values"
     shown = f"--{name.replace('_', '-')}" if name in given else f"{file}: {key}" if file else key

@@ -28,6 +28,8 @@ OTHER_FLAGS = {
     "label_key": ("eval_label_key", "label_key"),
     "tool_key": ("eval_tool_key", "tool_key"),
 }
+TEXTS = ("path", "rm_type", "custom_rm_path", "input_key", "label_key", "metadata_key", "tool_key")
+NUMBERS = ("temperature", "top_p", "top_k", "repetition_penalty")
 COUNTS = ("n_samples_per_eval_prompt", "max_response_len", "max_prompt_len", "min_eval_samples")
 
 
@@ -189,10 +191,21 @@ def _resolved(
     label = f"eval dataset {values['name']!r}"
     if not values.get("path"):
         raise ConfigError(f"{label} needs a `path`")
+    _check_kinds(label, values)
     for name in COUNTS:
         value = values.get(name)
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        if value is not None and (type(value) not in (int, float) or value % 1 or value < 1):
             raise ConfigError(f"{label}: {name} must be a whole number from 1, not {value!r}")
     if (values.get("temperature") or 0) < 0:
         raise ConfigError(f"{label}: temperature must not be negative")
     return EvalDataset(**values)
+
+
+def _check_kinds(label: str, values: Mapping[str, Any]) -> None:
+    for name in TEXTS:
+        if not isinstance(values.get(name), str | None):
+            raise ConfigError(f"{label}: {name} must be text, not {values[name]!r}")
+    for name in NUMBERS:
+        value = values.get(name)
+        if value is not None and type(value) not in (int, float):
+            raise ConfigError(f"{label}: {name} must be a number, not {value!r}")

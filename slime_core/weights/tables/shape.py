@@ -80,11 +80,15 @@ def read_shape(checkpoint: str | Path) -> ModelShape:
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
-    _refuse_unsupported(config, path)
     try:
+        _refuse_unsupported(config, path)
         return _shape_of(config)
     except KeyError as error:
         raise ConfigError(f"{path} has no key {error.args[0]!r}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} holds a value of a type that it never has ({error}): take the model's own"
+        ) from error
 
 
 def _shape_of(config: dict[str, Any]) -> ModelShape:

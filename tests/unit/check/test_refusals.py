@@ -48,6 +48,11 @@ def yaml(text: str) -> Callable[[Path], Arguments]:
     return lambda folder: config_file(folder, text)
 
 
+def evaluated(entry: str) -> Callable[[Path], Arguments]:
+    dataset = f"{{name: a, path: {TRAIN}, {entry}}}"
+    return yaml(f"eval: {{eval_config: {{datasets: [{dataset}]}}}}")
+
+
 def model(**config: Any) -> Callable[[Path], Arguments]:
     return lambda folder: [
         QUICKSTART, "--hf-checkpoint", copy_of_the_model(folder / "m", **config)
@@ -58,6 +63,15 @@ def model_without(name: str) -> Callable[[Path], Arguments]:
     def make(folder: Path) -> Arguments:
         copy = copy_of_the_model(folder / "m")
         (copy / name).unlink()
+        return [QUICKSTART, "--hf-checkpoint", copy]
+
+    return make
+
+
+def model_with(name: str, text: str) -> Callable[[Path], Arguments]:
+    def make(folder: Path) -> Arguments:
+        copy = copy_of_the_model(folder / "m")
+        (copy / name).write_text(text)
         return [QUICKSTART, "--hf-checkpoint", copy]
 
     return make
@@ -125,10 +139,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
         ["eval dataset a:", "none.jsonl: no such file"],
     ),
     "an evaluation file without its key": (
-        lambda folder: config_file(
-            folder, f"eval: {{eval_config: {{datasets: [{{name: a, path: {TRAIN}, "
-            "label_key: right}]}}"
-        ),
+        evaluated("label_key: right"),
         ["eval dataset a: no row of", "the key 'right' (eval_label_key)"],
     ),
     # graders
@@ -215,11 +226,45 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
         ["num_hidden_layers is 3, but the weights have 2 layers"],
     ),
     "other vocabulary": (model(vocab_size=90), ["is [100, 96]", "makes it [90, 96]"]),
+    "a size of another type": (
+        model(head_dim="24"), ["config.json: head_dim must be a whole number from 1, not '24'"]
+    ),
+    "a value of another type": (
+        model(rope_parameters="x"), ["config.json holds a value of a type that it never has"]
+    ),
+    "a pointer instead of weights": (
+        model_with("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid 1\n"),
+        ["model.safetensors is a pointer of Git LFS, not the weights: run `git lfs pull`"],
+    ),
+    "a broken tokenizer": (
+        model_with("tokenizer.json", "{"), ["tokenizer.json is not a tokenizer"]
+    ),
+    "a template that refuses": (
+        lambda folder: [
+            *model_with("chat_template.jinja", "{{ raise_exception('no') }}")(folder),
+            "--apply-chat-template",
+        ],
+        ["train.jsonl, row 1: the chat template refused the messages: TemplateError: no"],
+    ),
+    "an evaluation with a wrong type": (
+        evaluated("temperature: hot"),
+        ["eval dataset 'a': temperature must be a number, not 'hot'"],
+    ),
+    "an evaluation longer than the context": (
+        evaluated("max_response_len: 400"),
+        ["eval dataset a: max_response_len 400", "lower it to at most 251"],
+    ),
+    "an empty slice": (
+        flags("--prompt-data", f"{TRAIN}@[5:5]"), ["holds no prompts: the slice is empty"]
+    ),
+    "an MLflow that does not exist": (
+        flags("--mlflow-tracking-uri", "foo://x"), ["MLflow cannot be reached at foo://x: give"]
+    ),
     # lengths
     "no room for the response": (
         flags("--rollout-max-response-len", "252"),
         ["rollout_max_response_len 252 + the longest prompt of 5 tokens", "= 257 tokens",
-         "context has 256 (max_position_embeddings): lower rollout_max_response_len to at most"],
+         "context has 256 (max_position_embeddings): lower it to at most 251"],
     ),
     "a context that the engine makes shorter": (
         flags("--sglang-context-length", "10"), ["context has 10 (--sglang-context-length)"],
