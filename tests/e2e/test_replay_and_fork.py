@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ROOT, RunFolder, finish, start
+from tests.e2e.runs import ROOT, RunFolder, finish, kill_when_held, start
 
 FLAGS = (
     *("--no-prefect", "--no-use-mlflow", "--save-interval", "2", "--num-rollout", "4"),
@@ -48,4 +48,24 @@ def test_replay_and_fork(tmp_path: Path) -> None:
     assert base.document(common) == twig.document(common)
     assert base.document(different)["body"]["state"] != twig.document(different)["body"]["state"]
     code, output = slime(twig, "replay", "twig", "--iterations", "2:4")
+    assert code == 0 and "the same weights to the bit" in output, output
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_resume_replays_each_iteration_with_the_learning_rate_of_its_time(tmp_path: Path) -> None:
+    """Two iterations at one rate and one at another, never saved: both kinds are replayed."""
+    run = RunFolder(tmp_path, "rates")
+    flags = (*FLAGS, "--save-interval", "100")
+    slower = (*flags, "--lr", "0.0002")
+    kill_when_held(start(run, *flags, hold_at="sync@1"), run, "sync@1")
+    kill_when_held(start(run, *slower, hold_at="sync@2"), run, "sync@2")
+    output = finish(start(run, *slower), run)
+    assert "replay gave other weights" not in output
+
+    ledgers = [run.document(f"iterations/{k:06d}/ledger.json")["body"] for k in range(4)]
+    assert [body["weight_version"] for body in ledgers] == ["l0-1", "l0-2", "l0-3", "l0-4"]
+    assert ledgers[0]["numeric"] == ledgers[1]["numeric"] != ledgers[2]["numeric"]
+    code, output = slime(run, "replay", "rates", "--iterations", "0:4")
     assert code == 0 and "the same weights to the bit" in output, output
