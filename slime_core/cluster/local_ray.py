@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import ray
 import ray._private.worker as ray_worker
+from ray._private import ray_constants
 
 from slime_core.cluster import reaper
 from slime_core.errors import ConfigError
@@ -31,8 +31,9 @@ REAPER_TIMEOUT_S = 5.0
 class LocalRay:
     """Starts and ends one local Ray.
 
-    Ray's processes end with the thread that started them. In the main thread that is the process;
-    elsewhere a thread of its own starts them and waits for `stop`.
+    Ray's processes end with the thread that started them, so a thread of its own starts them and
+    waits for `stop`. Whoever waits for that thread can be interrupted meanwhile: Ray's own start
+    does not look at signals for seconds.
 
     Args:
         note: a file that names Ray's temporary folder while it is there, so that the next start
@@ -60,6 +61,9 @@ class LocalRay:
         if os.environ.get("RAY_ADDRESS"):
             log.warning("RAY_ADDRESS is set, but runs on external clusters are not there yet")
         os.environ.update(QUIET)
+        # Else Ray's C++ core takes SIGTERM past Python, prints a stack and aborts 3 s later. The
+        # variable of this name would have to be set before Ray is imported, and reach its workers.
+        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
         self._remove_noted()
         self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)  # socket paths must be short
         self._note.write_text(self._folder, encoding="utf-8")
@@ -97,9 +101,6 @@ class LocalRay:
             self._restore_logger()
 
     def _in_a_lasting_thread(self, call: Callable[..., object], **options: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            call(**options)
-            return
         self._keeper = ThreadPoolExecutor(1, "ray")
         self._keeper.submit(call, **options).result()
 

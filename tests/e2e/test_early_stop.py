@@ -60,7 +60,8 @@ def test_a_signal_during_the_start_ends_everything_in_words(tmp_path, moment, ho
     output = seen + output
     assert process.returncode == status, output
     assert "the same command goes on" in output
-    assert "Traceback" not in output and "Abort" not in output and "actor" not in output.lower()
+    for page in ("Traceback", "Abort", "SIGTERM received", "actor"):
+        assert page not in output
     poll("every process to end", 10, lambda: True if not marked(mark) else None)
     assert not (tmp_path / "store" / "chain" / "iterations").exists()
 
