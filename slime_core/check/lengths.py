@@ -45,14 +45,12 @@ def check_lengths(
         if total > max(limit, too_long.get(wanted.field, (0, ""))[0]):
             most = limit - prompt_tokens
             fix = f"lower it to at most {most}" if most > 0 else "leave out such prompts"
-            too_long[wanted.field] = (
-                total,
-                (
-                    f"{wanted.field} {wanted.response_tokens} + the longest prompt of {prompt_tokens} "
-                    f"tokens ({row.where if row else found.spec}) = {total} tokens, but the model's "
-                    f"context has {limit} ({name}): {fix}"
-                ),
+            prompt = f"{prompt_tokens} tokens ({row.where if row else found.spec})"
+            sentence = (
+                f"{wanted.field} {wanted.response_tokens} + the longest prompt of {prompt} = "
+                f"{total} tokens, but the model's context has {limit} ({name}): {fix}"
             )
+            too_long[wanted.field] = (total, sentence)
     for _, sentence in too_long.values():
         findings.problem(sentence)
 
