@@ -1,6 +1,8 @@
 """Trainings as deployments: started, watched, cancelled, retried and stopped through Prefect, with
 a real server, worker and MLflow page."""
 
+import hashlib
+import json
 import os
 import re
 import signal
@@ -11,16 +13,20 @@ import httpx
 import psutil
 import pytest
 
+from blocks import SampleStore
 from tests.e2e.services import SHORT, Services
+from tests.s3 import BUCKET, moto_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 LONG = {**SHORT, "num_rollout": 3000}
 CANCEL_S = 30.0
 SECRET = "s3cret-that-nobody-may-read"
-GRADER = """
-import os
+GRADER = f"""
+import hashlib, os
+
 def reward(args, sample, **kwargs):
-    return 1.0 if os.environ["JUDGE_KEY"] == "{secret}" and len(sample.response) % 2 else 0.0
+    seen = hashlib.sha256(os.environ["JUDGE_KEY"].encode()).hexdigest()
+    return float(seen == "{hashlib.sha256(SECRET.encode()).hexdigest()}")
 """
 
 
@@ -174,35 +180,39 @@ def test_a_killed_flow_is_shown_as_crashed(services):
     gone(processes, services)
 
 
-def test_no_secret_of_a_block_is_written_anywhere(services):
-    (services.workspace / "judge.py").write_text(GRADER.format(secret="{}").replace("{}", SECRET))
-    code = (
-        "from blocks import GraderSecrets, SampleStore;"
-        f"GraderSecrets(entries={{'JUDGE_KEY': '{SECRET}'}}).save('judge');"
-        f"SampleStore(url='{services.workspace}/blocked', access_key_id='me',"
-        f"secret_access_key='{SECRET}').save('prod')"
-    )
-    services.python(code)
-    flow_run_id = services.start(
-        resume="never",
-        overrides={
-            **SHORT, "num_rollout": 1, "store_url": "block:prod", "grader_secrets": "block:judge",
-            "rm_type": None, "custom_rm_path": f"{services.workspace}/judge.py:reward",
-        },
-    )  # fmt: skip
-    run = services.ended(flow_run_id)
-    assert run["state"]["name"] == "Completed", f"{run['state']}\n{services.logs()}"
-    stored = services.workspace / "blocked" / run["name"]
-    batch = (stored / "iterations" / "000000" / "batch.json").read_text()
-    assert '"rollout/raw_reward":0.0' not in batch.replace(" ", ""), "the grader saw its key"
-    (services.workspace / "judge.py").unlink()
-    holding = [
-        path
-        for path in services.workspace.rglob("*")
-        if path.is_file() and SECRET.encode() in path.read_bytes()
-    ]
+def test_a_run_has_its_keys_from_blocks_and_writes_them_nowhere(services):
+    """The bucket's key and the grader's key stand in blocks only; the run needs both."""
+    judge = services.workspace / "judge.py"
+    judge.write_text(GRADER)
+    with moto_server() as url:
+        place = {"url": f"s3://{BUCKET}/team", "endpoint_url": url, "region": "us-east-1"}
+        keys = {"access_key_id": "tester", "secret_access_key": SECRET}
+        services.python(
+            "from blocks import GraderSecrets, SampleStore;"
+            f"GraderSecrets(entries={{'JUDGE_KEY': {SECRET!r}}}).save('judge');"
+            f"store = SampleStore(**{place | keys!r}); print(store.check()); store.save('prod')"
+        )
+        flow_run_id = services.start(
+            resume="never",
+            overrides={
+                **SHORT, "num_rollout": 1, "store_url": "block:prod", "rm_type": None,
+                "grader_secrets": "block:judge", "custom_rm_path": f"{judge}:reward",
+            },
+        )  # fmt: skip
+        run = services.ended(flow_run_id)
+        assert run["state"]["name"] == "Completed", f"{run['state']}\n{services.logs()}"
+        stored = SampleStore(**place, **keys).backend()
+        batch = json.loads(stored.get(f"{run['name']}/iterations/000000/batch.json"))
+        objects = {entry.key: stored.get(entry.key) for entry in stored.list()}
+    assert set(batch["body"]["raw_rewards"]) == {1.0}, "the grader saw its key"
+    assert not services.workspace.joinpath("store", run["name"]).exists()
+    holding = [key for key, content in objects.items() if SECRET.encode() in content]
+    for path in services.workspace.rglob("*"):
+        if path.is_file() and SECRET.encode() in path.read_bytes():
+            holding.append(str(path))
     assert holding == []
-    assert SECRET not in str(services.flow_run(flow_run_id))
+    assert SECRET not in str(run)
+    assert run["parameters"]["overrides"]["store_url"] == "block:prod"
 
 
 def test_down_ends_the_run_of_the_worker_too(services):
