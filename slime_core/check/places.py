@@ -32,16 +32,19 @@ def check_places(config: RunConfig, thorough: bool, findings: Findings) -> None:
         thorough: also ask servers (an object store, MLflow), which may take seconds.
     """
     workspace = Path(config.run.workspace).absolute()
+    before = len(findings.problems)
     findings.attempt(lambda: writable(workspace, "workspace", "--workspace"))
+    usable = len(findings.problems) == before  # otherwise what lies in it has the same fault
     url = store_url(config.run.workspace, config.store.store_url)
     named = findings.attempt(lambda: blocks_in(config)) or {}
-    if "store_url" not in named:  # a block is Prefect's; its own check() looks
+    # A block is Prefect's; its own check() looks.
+    if "store_url" not in named and (usable or config.store.store_url):
         findings.attempt(lambda: _store(url, thorough))
     findings.fact("places", workspace=str(workspace), store=url)
     if config.tracking.use_mlflow:
         uri = config.tracking.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         findings.fact("places", mlflow=uri or database_uri(workspace))
-        if "mlflow_tracking_uri" not in named:
+        if "mlflow_tracking_uri" not in named and (usable or uri):
             findings.attempt(lambda: _mlflow(uri or database_uri(workspace), thorough, findings))
 
 

@@ -274,7 +274,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
         file_as("--workspace"), ["workspace", "taken is a file: choose another with --workspace"],
     ),
     "a workspace that cannot be written": (
-        flags("--workspace", "/proc/none"), ["workspace /proc/none cannot be written"],
+        flags("--workspace", "/proc/none"), ["slime: workspace /proc/none cannot be written"],
     ),
     "a store below a file": (file_as("--store-url"), ["store", "another with --store-url"]),
     "a store that is not there yet": (
