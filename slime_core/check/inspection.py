@@ -21,7 +21,7 @@ from slime_core.evaluation.resolve import eval_datasets
 
 START_SCAN_S = 0.3
 """A start reads each prompts file for so long; the rollout worker reads the rest anyway."""
-CHECK_SCAN_S = 10.0
+CHECK_SCAN_S = 2.0
 
 
 def require(config: RunConfig) -> list[str]:

@@ -176,5 +176,5 @@ def _unknown(token: str, parser: argparse.ArgumentParser) -> ConfigError:
     flag = token.partition("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]
     close = nearest(flag.lstrip("-"), [option.lstrip("-") for option in known])
-    hint = f"did you mean --{close}?" if close else "`slime train --help` lists all flags"
+    hint = f"did you mean --{close}?" if close else f"`{parser.prog} --help` lists all flags"
     return ConfigError(f"unknown flag {flag}: {hint}")
