@@ -129,7 +129,7 @@ def ports() -> Iterator[Finding]:
     for port, purpose in PORTS.items():
         with socket.socket() as probe:
             taken = probe.connect_ex((HOST, port)) == 0
-        text = f"in use: give {purpose} another with --port" if taken else f"free for {purpose}"
+        text = f"in use: {purpose} gets another" if taken else f"free for {purpose}"
         yield Finding("note" if taken else "ok", f"port {port}", text)
 
 

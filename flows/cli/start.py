@@ -115,6 +115,8 @@ class Command:
             if self._stopper.exit_code is None:
                 if isinstance(error, asyncio.CancelledError):
                     raise CancelledRunError(f"the run was cancelled: {GOES_ON}") from error
+                if (logs := self._paths(choice).logs).is_dir():
+                    self._terminal.say(f"logs of the run: {logs}")
                 raise
             log.info("the run was stopped", exc_info=True)
         finally:
@@ -167,6 +169,9 @@ class Command:
         prefect = [] if self._options.no_prefect else ["Prefect"]
         return [*prefect, "Ray", "trainer", "rollout worker", "engines"]
 
+    def _paths(self, choice: RunChoice) -> RunPaths:
+        return RunPaths(self._workspace.absolute(), choice.run_id)
+
     def _which(self) -> str:
         return "never" if self._options.new else (self._options.run_id or "auto")
 
@@ -183,8 +188,7 @@ class Command:
         )
         if not self._options.no_prefect:
             self._imports.join()
-        logs = RunPaths.create(self._config.run.workspace, choice.run_id).logs
-        quiet_console(self._terminal.say, logs / "prefect.log")
+        quiet_console(self._terminal.say, self._paths(choice).logs / "prefect.log")
         return launch
 
     def _choose_server(self) -> None:

@@ -43,8 +43,8 @@ class RolloutActor:
         if isinstance(answer, Ref):
             seconds = time.monotonic() - start_s
             log.info(
-                "%s of iteration %d: %s, %d rows, %d tokens, %.2f s",
-                method, answer.iteration, answer.uri, answer.rows, answer.tokens, seconds,
+                "%s: %s, %d rows, %d tokens, %.2f s",
+                method, answer.uri, answer.rows, answer.tokens, seconds,
             )  # fmt: skip
         return answer
 

@@ -174,9 +174,9 @@ class _Start:
     def describe(self) -> str:
         time_so_far = duration(self.seconds)
         if all(self._there.values()):
-            return f"starting: {time_so_far}, bringing trainer and engines to the same weights"
-        parts = [f"{part} {'ok' if there else '...'}" for part, there in self._there.items()]
-        return f"starting: {time_so_far}, {', '.join(parts)}"
+            return f"starting, {time_so_far}: bringing trainer and engines to the same weights"
+        missing = [part for part, there in self._there.items() if not there]
+        return f"starting, {time_so_far}: waiting for {', '.join(missing)}"
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from slime_core.waits import poll
-from tests.e2e.runs import ROOT, RunFolder, finish, start
+from tests.e2e.runs import ROOT, RunFolder, command, finish, start
 
 pytestmark = pytest.mark.e2e
 
@@ -106,6 +106,9 @@ def test_a_second_ctrl_c_kills(tmp_path):
     run = RunFolder(tmp_path)
     process = start(run, "--num-rollout", "200", hold_at="train@1")
     poll("the run to hold", 120, lambda: (tmp_path / "train@1").exists() or None)
+    refused = subprocess.run(command(run), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1 and "belongs to process" in refused.stderr
+    assert "starting" not in refused.stdout, "a run in use is refused before anything is started"
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     printed(process, "stopping")
@@ -127,8 +130,9 @@ def test_a_rollout_worker_that_is_killed_ends_the_run_in_one_sentence(tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
     said = output.split("1 of 3 done")[1].strip().splitlines()[1:]
-    assert len(said) == 1, output
-    assert said[0].startswith("slime: the stage generate failed: the process of the rollout worker")
+    assert len(said) == 2, output
+    assert said[0] == f"logs of the run: {tmp_path / 'local' / 'chain' / 'logs'}"
+    assert said[1].startswith("slime: the stage generate failed: the process of the rollout worker")
     ended(children)
     assert "after 1 iterations" in finish(start(run, *flags), run)
 

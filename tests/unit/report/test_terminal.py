@@ -111,11 +111,11 @@ def test_a_start_says_what_it_waits_for(monkeypatch):
     terminal.up("Ray")
     terminal.up("Ray")
     terminal.up("something else")
-    assert terminal.line() == "starting: 6 s, Ray ok, trainer ..., engines ..."
+    assert terminal.line() == "starting, 6 s: waiting for trainer, engines"
     clock.now += 3.0
     terminal.up("trainer")
     terminal.up("engines")
-    assert terminal.line().startswith("starting: 9 s, bringing trainer and engines")
+    assert terminal.line().startswith("starting, 9 s: bringing trainer and engines")
     assert stream.getvalue().splitlines() == [
         "starting Ray, trainer, engines (about 15 s)",
         "  Ray up after 6 s",

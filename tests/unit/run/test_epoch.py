@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from slime_core.errors import StaleOwnerError, StoreError
-from slime_core.run.epoch import Lease, newest_epoch, store_now_s
+from slime_core.run.epoch import Lease, newest_epoch, refuse_living_owner, store_now_s
 from slime_core.run.process import own_identity
 from slime_core.store import layout
 from slime_core.store.backend import MemoryBackend, open_backend
@@ -56,6 +56,16 @@ def test_an_owner_that_lives_is_not_disturbed(backend):
         with pytest.raises(StoreError, match=message):
             Lease.acquire(backend)
         lease.guard()
+
+
+def test_a_run_in_use_on_this_machine_is_refused_before_anything_starts(backend):
+    refuse_living_owner(backend)
+    message = rf"belongs to process {os.getpid()} on"
+    with Lease.acquire(backend), pytest.raises(StoreError, match=message):
+        refuse_living_owner(backend)
+    refuse_living_owner(backend)
+    foreign_epoch(backend, 1)
+    refuse_living_owner(backend)  # nothing is known about it: the lease waits for it instead
 
 
 def test_take_over_makes_the_old_owner_stop(backend):
