@@ -18,6 +18,7 @@ from prefect.states import Cancelled, Completed
 
 from blocks.resolve import resolve
 from flows.launch import Launch, choose
+from flows.prefect_api import RUN_TAG
 from flows.services.environment import WORKSPACE
 from flows.stop import Stopper
 from slime_core.check.inspection import require
@@ -26,7 +27,6 @@ from slime_core.config.tree import RunConfig, RunGroup
 from slime_core.run.paths import RunPaths
 
 log = logging.getLogger(__name__)
-RUN_TAG = "run:"
 STOPPED = "stopped; a retry of this flow run, or `slime resume`, goes on"
 
 

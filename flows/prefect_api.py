@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ import httpx
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas import filters
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 API_ERRORS = (httpx.HTTPError, ObjectNotFound, ConcurrencySlotAcquisitionError)
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 PAGE = 200
+RUN_TAG = "run:"
+DEAD = "the process of this run is gone; `slime resume` goes on"
 GONE = "the process of this run is gone; the run went on in another flow run"
 STOPPED = "stopped by a person; the same command goes on"
 LATE = "reported late: Prefect was away when this ended"
@@ -81,7 +83,7 @@ async def announce(run_id: str) -> UUID:
     """
     own = UUID(str(flow_run.id))
     async with _forgiving("naming the flow run") as client:
-        tags = {*flow_run.tags, f"run:{run_id}"}
+        tags = {*flow_run.tags, f"{RUN_TAG}{run_id}"}
         await client.update_flow_run(own, name=run_id, tags=tags)
     return own
 
@@ -98,19 +100,47 @@ async def crash_unfinished(run_id: str) -> int:
     own = UUID(str(flow_run.id))
     marked = 0
     async with _forgiving("marking crashed runs") as client:
-        earlier = await _flow_runs(client, tags=filters.FlowRunFilterTags(all_=[f"run:{run_id}"]))
-        parents = [run for run in earlier if run != own]
-        owners = [own, *parents]
-        children = await _flow_runs(
-            client, parent_flow_run_id=filters.FlowRunFilterParentFlowRunId(any_=owners)
+        earlier = await _flow_runs(
+            client, tags=filters.FlowRunFilterTags(all_=[f"{RUN_TAG}{run_id}"])
         )
-        for task_run in await _task_runs(client, [*parents, *children]):
-            await client.set_task_run_state(task_run, Crashed(message=GONE), force=True)
-            marked += 1
-        for gone in [*children, *parents]:
-            await client.set_flow_run_state(gone, Crashed(message=GONE), force=True)
-            marked += 1
+        parents = [run.id for run in earlier if run.id != own]
+        marked = await _crash(client, parents, [own, *parents], GONE)
     return marked
+
+
+async def crash_dead(is_dead: Callable[[str], bool]) -> list[str]:
+    """Marks runs as crashed whose process is gone and that nobody has taken up since.
+
+    Args:
+        is_dead: tells by the training's id whether its last owner is proven to be gone.
+
+    Returns:
+        The trainings.
+    """
+    found: list[str] = []
+    async with get_client() as client:
+        alone = filters.FlowRunFilterParentTaskRunId(is_null_=True)
+        for run in await _flow_runs(client, parent_task_run_id=alone):
+            names = [tag.removeprefix(RUN_TAG) for tag in run.tags if tag.startswith(RUN_TAG)]
+            started = run.state is not None and not run.state.is_scheduled()
+            if names and started and is_dead(names[0]):
+                await _crash(client, [run.id], [run.id], DEAD)
+                found.append(names[0])
+    return found
+
+
+async def _crash(
+    client: PrefectClient, parents: Sequence[UUID], owners: Sequence[UUID], message: str
+) -> int:
+    """Marks parents, what is unfinished below `owners`, and all their task runs."""
+    below = filters.FlowRunFilterParentFlowRunId(any_=list(owners))
+    children = [run.id for run in await _flow_runs(client, parent_flow_run_id=below)]
+    task_runs = await _task_runs(client, [*parents, *children])
+    for task_run in task_runs:
+        await client.set_task_run_state(task_run, Crashed(message=message), force=True)
+    for gone in [*children, *parents]:
+        await client.set_flow_run_state(gone, Crashed(message=message), force=True)
+    return len(task_runs) + len(children) + len(parents)
 
 
 async def mark_stopped(run: UUID) -> None:
@@ -164,15 +194,15 @@ async def _forgiving(what: str) -> AsyncIterator[PrefectClient]:
         log.warning("Prefect failed at %s: %s", what, error)
 
 
-async def _flow_runs(client: PrefectClient, **condition: object) -> list[UUID]:
-    """Ids of all unfinished flow runs under a condition."""
+async def _flow_runs(client: PrefectClient, **condition: object) -> list[FlowRun]:
+    """All unfinished flow runs under a condition."""
     state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=UNFINISHED))
     wanted = filters.FlowRunFilter.model_validate({"state": state, **condition})
-    found: list[UUID] = []
+    found: list[FlowRun] = []
     while page := await client.read_flow_runs(
         flow_run_filter=wanted, limit=PAGE, offset=len(found)
     ):
-        found += [run.id for run in page]
+        found += page
     return found
 
 

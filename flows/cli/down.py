@@ -6,10 +6,8 @@ from pathlib import Path
 
 from flows.services import stack
 from flows.services.processes import Service
-from flows.services.runs import end_held
+from flows.services.runs import held_by
 from slime_core.config.flags import FlagParser, parse
-
-RUNS_END_S = 30.0
 
 
 def main(arguments: list[str]) -> int:
@@ -19,7 +17,7 @@ def main(arguments: list[str]) -> int:
     made.add_argument("--debug", action="store_true", help="show tracebacks")
     workspace = Path(parse(made, arguments).workspace).absolute()
     ended = 0
-    for service in stack.stop_all(workspace, _end_runs):
+    for service in stack.stop_all(workspace, _tell_runs):
         print(f"{stack.TITLES[service.name]:<8}  process {service.process.pid} ended")
         ended += 1
     if not ended:
@@ -27,7 +25,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _end_runs(worker: Service) -> None:
-    count = end_held(worker, RUNS_END_S)
+def _tell_runs(worker: Service) -> None:
+    count = len(held_by(worker))
     if count:
-        print(f"runs of the worker that stopped: {count}; `slime resume RUN` goes on")
+        print(f"runs that the worker stops: {count}; `slime resume RUN` goes on")

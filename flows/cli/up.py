@@ -67,6 +67,9 @@ def _parser() -> FlagParser:
 
 
 async def _prepare(plan: Plan) -> list[str]:
-    from flows.services.prefect_setup import prepare
+    from flows.services.prefect_setup import prepare, tell_the_dead
 
-    return [made async for made in prepare(plan.workspace, plan.pool)]
+    made = [one async for one in prepare(plan.workspace, plan.pool)]
+    for run_id in await tell_the_dead(plan.workspace):
+        print(f"crashed   {run_id}, whose process is gone")
+    return made

@@ -36,6 +36,12 @@ def live_run(run: Backend, run_id: str) -> LiveRun | None:
     return None if owner.is_gone() else LiveRun(run_id, newest.epoch, owner)
 
 
+def is_dead(run: Backend) -> bool:
+    """Whether the newest owner's process is proven to be gone."""
+    newest = newest_epoch(run)
+    return newest is not None and owner_of(run, newest.epoch)[0].is_gone() is True
+
+
 def live_runs(root: Backend, url: str) -> list[LiveRun]:
     """Every run of a store with a living owner."""
     found = []
@@ -53,19 +59,3 @@ def held_by(worker: Service) -> list[psutil.Process]:
         return psutil.Process(worker.process.pid).children()
     except psutil.NoSuchProcess:
         return []
-
-
-def end_held(worker: Service, seconds: float) -> int:
-    """Asks the flows of a worker to end and waits; they can be resumed.
-
-    Returns:
-        How many were asked.
-    """
-    held = held_by(worker)
-    for process in held:
-        try:
-            process.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(held, timeout=seconds)
-    return len(held)

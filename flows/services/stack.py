@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import urllib.error
@@ -24,7 +23,7 @@ SERVER, WORKER, MLFLOW = "server", "worker", "mlflow"
 TITLES = {SERVER: "Prefect", WORKER: "worker", MLFLOW: "MLflow"}
 PREFECT_PORT, MLFLOW_PORT = 4200, 5000
 START_TIMEOUT_S = 120.0
-STOP_GRACE_S = {WORKER: 15.0, MLFLOW: 5.0, SERVER: 8.0}
+STOP_GRACE_S = {WORKER: 40.0, MLFLOW: 5.0, SERVER: 8.0}
 PROJECT_FILE = "prefect.yaml"
 CHECKOUT = Path(__file__).parents[2]
 
@@ -105,8 +104,7 @@ def start_worker(plan: Plan, api_url: str) -> Service | None:
     """Starts a worker of the pool; None if one runs already."""
     if processes.running(plan.workspace, WORKER):
         return None
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
-    command += ["--pool", plan.pool, "--name", f"slime-{os.getpid()}"]
+    command = [sys.executable, "-m", "flows.services.worker_app", "--pool", plan.pool]
     command += ["--limit", str(plan.at_once)]
     return processes.start(
         plan.workspace, WORKER, command,
@@ -164,7 +162,7 @@ def stop_all(workspace: Path, before: Callable[[Service], None]) -> Iterator[Ser
     """Ends the services that live, the worker first and the server last; gives each that ended.
 
     Args:
-        before: called with the worker before it ends, for the runs that it holds.
+        before: called with the worker before it ends its runs and itself.
     """
     for name in (WORKER, MLFLOW, SERVER):
         service = processes.running(workspace, name)

@@ -105,9 +105,10 @@ class Services:
         return self._await(f"the end of flow run {flow_run_id}", limit_s, look)
 
     def children(self, flow_run_id: str) -> dict[str, str]:
-        """Name -> state of the subflows."""
+        """Name -> state of the subflows; of those that a retry repeated, the last one."""
         parent = {"parent_flow_run_id": {"any_": [flow_run_id]}}
-        found = self.post("/flow_runs/filter", {"flow_runs": parent})
+        wanted = {"flow_runs": parent, "sort": "START_TIME_ASC"}
+        found = self.post("/flow_runs/filter", wanted)
         return {run["name"]: run["state"]["name"] for run in found}
 
     def trained(self, run_id: str) -> int:

@@ -154,21 +154,28 @@ def test_a_run_outlives_its_worker_and_can_still_be_cancelled(services):
     gone(processes, services)
 
 
-def test_sigterm_to_the_worker_stops_its_run_cleanly(services):
+def test_a_worker_that_is_asked_to_end_ends_its_run_cleanly(services):
     flow_run_id = services.start(overrides=LONG, resume="never")
     run_id = services.training_of(flow_run_id, 1)
-    processes = family(services, run_id)
+    processes = [psutil.Process(services.pid("worker")), *family(services, run_id)]
     os.kill(services.pid("worker"), signal.SIGTERM)
-    assert services.ended(flow_run_id, 60)["state"]["name"] == "Cancelled", services.logs()
+    state = services.ended(flow_run_id, CANCEL_S)["state"]
+    assert state["name"] == "Cancelled" and "slime resume" in state["message"]
     gone(processes, services)
     services.slime("up")
+
+
+def test_a_resume_in_a_terminal_stands_in_the_same_pages(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    run_id = services.training_of(flow_run_id, 1)
+    services.slime("stop", run_id)
+    services.ended(flow_run_id, CANCEL_S)
     printed = services.slime("resume", run_id, "--num-rollout", str(services.trained(run_id) + 1))
-    assert f"resuming run {run_id}" in printed and "finished" in printed
-    runs = {"tags": {"all_": [f"run:{run_id}"]}}
-    states = [
-        run["state"]["name"] for run in services.post("/flow_runs/filter", {"flow_runs": runs})
-    ]
-    assert sorted(states) == ["Cancelled", "Completed"], "the resume is in the same pages"
+    assert f"resuming run {run_id}" in printed and f"run {run_id} finished" in printed
+    assert services.address("server") in printed
+    wanted = {"flow_runs": {"tags": {"all_": [f"run:{run_id}"]}}}
+    states = [run["state"]["name"] for run in services.post("/flow_runs/filter", wanted)]
+    assert sorted(states) == ["Cancelled", "Completed"]
 
 
 def test_a_killed_flow_is_shown_as_crashed(services):
@@ -219,7 +226,7 @@ def test_down_ends_the_run_of_the_worker_too(services):
     flow_run_id = services.start(overrides=LONG, resume="never")
     processes = family(services, services.training_of(flow_run_id, 1))
     printed = services.slime("down")
-    assert "runs of the worker that stopped: 1" in printed and printed.count("ended") == 3
+    assert "runs that the worker stops: 1" in printed and printed.count("ended") == 3
     gone(processes, services)
     assert left_of(services.workspace) == []
     assert "nothing runs" in services.slime("down")
