@@ -1,0 +1,67 @@
+"""What `slime up` makes in a Prefect server: once, and never over what a person has changed."""
+
+import asyncio
+
+from prefect.client.orchestration import get_client
+from prefect.states import Running
+from pydantic import SecretStr
+
+from blocks import GraderSecrets, SampleStore
+from flows.prefect_api import crash_dead
+from flows.services.prefect_setup import SILENT_S, ZOMBIES, prepare
+from flows.train import train
+
+
+async def made(folder) -> list[str]:
+    return [one async for one in prepare(folder, "pool-of-setup")]
+
+
+def test_what_is_missing_is_made_once_and_edits_stay(server, tmp_path):
+    first = asyncio.run(made(tmp_path))
+    assert first == [
+        "work pool pool-of-setup",
+        "block slime-sample-store/workspace",
+        "block slime-tracking/workspace-mlflow",
+        "block slime-grader-secrets/graders",
+        "block slime-ray-cluster/local",
+        f"automation {ZOMBIES!r}",
+    ]
+    loaded = SampleStore.load("workspace")
+    assert loaded.url == str(tmp_path / "store") and "only once" in loaded.check()
+    edited = GraderSecrets(entries={"JUDGE_KEY": SecretStr("mine")})
+    edited.save("graders", overwrite=True)
+    assert asyncio.run(made(tmp_path)) == []
+    kept = GraderSecrets.load("graders").environment()
+    assert kept == {"JUDGE_KEY": "mine"}
+
+
+def test_the_automation_waits_longer_than_two_missed_heartbeats(server, tmp_path):
+    async def read():
+        async with get_client() as client:
+            return await client.read_automations_by_name(ZOMBIES)
+
+    asyncio.run(made(tmp_path))
+    [automation] = asyncio.run(read())
+    assert automation.trigger.within.total_seconds() == SILENT_S > 120
+    assert "prefect.flow-run.heartbeat" in automation.trigger.after
+    assert [action.type for action in automation.actions] == ["change-flow-run-state"]
+
+
+def test_runs_that_died_unseen_are_shown_as_crashed(server):
+    async def check():
+        async with get_client() as client:
+            runs = {
+                name: await client.create_flow_run(train, tags=[f"run:{name}"], state=Running())
+                for name in ("dead", "alive")
+            }
+            crashed = await crash_dead(lambda run_id: run_id == "dead")
+            states = {
+                name: (await client.read_flow_run(run.id)).state for name, run in runs.items()
+            }
+            await client.delete_flow_run(runs["alive"].id)
+            return crashed, states
+
+    crashed, states = asyncio.run(check())
+    assert crashed == ["dead"]
+    assert states["dead"].is_crashed() and "slime resume" in states["dead"].message
+    assert states["alive"].is_running()
