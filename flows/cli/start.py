@@ -147,7 +147,7 @@ class Command:
         """Nothing is to be trained: only sends what metrics a tracker lacks."""
         from flows.launch import deliver
 
-        self._tell(choice, "is finished", deliver(self._config, choice.run_id))
+        self._tell(choice, "is finished: nothing was started", deliver(self._config, choice.run_id))
         return 0
 
     def _tell(self, choice: RunChoice, how: str, notes: list[str]) -> None:

@@ -48,10 +48,9 @@ def test_a_run_ends_with_where_everything_is_and_resumes(tmp_path):
     assert "run chain finished" in first
     assert str(run.store) in first and "metrics.jsonl" in first and "mlflow ui" in first
 
-    began = time.monotonic()
     same = finish(start(run, "--num-rollout", "2", "--eval-interval", "2"), run)
     assert "run chain is finished (2 of 2 iterations)" in same and "metrics.jsonl" in same
-    assert time.monotonic() - began < 10 and "starting" not in same, "nothing was started for it"
+    assert "starting" not in same and " up after" not in same, "nothing was started for it"
 
     again = finish(start(run, "--num-rollout", "3", "--eval-interval", "2"), run)
     assert "resuming run chain after 2 iterations" in again
