@@ -21,11 +21,13 @@ class GroupVerdict:
         group_id: number of the draw.
         keep: False where a filter dropped the group.
         reason: why it was dropped, empty otherwise.
+        spare: it was dropped, but may fill a batch that cannot be filled otherwise.
     """
 
     group_id: int
     keep: bool = True
     reason: str = ""
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class GroupSelection:
 
 
 def choose_groups(finished: Sequence[GroupVerdict], rollout_batch_size: int) -> GroupSelection:
-    """Takes the kept groups with the lowest ids.
+    """Takes the kept groups with the lowest ids, and spare ones where these are too few.
 
     By id and never by the order of finishing: what finishes first is short, and a batch of the
     short ones is biased.
@@ -54,12 +56,14 @@ def choose_groups(finished: Sequence[GroupVerdict], rollout_batch_size: int) -> 
         twice = sorted({i for i in ids if ids.count(i) > 1})
         raise DataError(f"groups {twice[:5]} are listed twice among the finished groups")
     kept = sorted(verdict.group_id for verdict in finished if verdict.keep)
+    spare = sorted(verdict.group_id for verdict in finished if verdict.spare)
+    kept = sorted(kept + spare[: max(0, rollout_batch_size - len(kept))])
     if len(kept) < rollout_batch_size:
         raise DataError(
             f"a batch needs rollout_batch_size = {rollout_batch_size} groups, only {len(kept)} of "
             f"{len(finished)} finished groups were kept"
         )
-    unused = {v.group_id: v.reason or "dropped" for v in finished if not v.keep}
+    unused = {v.group_id: v.reason or "dropped" for v in finished if v.group_id not in set(kept)}
     unused |= dict.fromkeys(kept[rollout_batch_size:], "surplus")
     return GroupSelection(tuple(kept[:rollout_batch_size]), unused)
 

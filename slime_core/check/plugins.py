@@ -8,7 +8,11 @@ from slime_core.check.findings import Findings
 from slime_core.config.tree import RunConfig
 from slime_core.evaluation.datasets import EvalDataset
 from slime_core.plugins.load import check_signature, is_async, load
+from slime_core.rewards.hub import BATCHED_NAMES
 from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_named
+from slime_core.rollout.custom import load_generate
+from slime_core.rollout.filters import load_filter
+from slime_core.rollout.group import load_hook
 
 
 def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Findings) -> None:
@@ -18,13 +22,27 @@ def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Find
     chosen += [(dataset.custom_rm_path, dataset.rm_type) for dataset in datasets]
     for path, name in dict.fromkeys(chosen):
         if path:
-            described = findings.attempt(lambda p=path: _function(p))
+            described = findings.attempt(lambda p=path: _function(p, rewards.group_rm))
         elif name is not None:
             described = findings.attempt(lambda n=name: check_grader(n))
         else:
             continue
         if described is not None:
             findings.fact("rewards", **{path or name or "rm_type": described})
+
+
+def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Findings) -> None:
+    """Loads what answers prompts, looks at samples and chooses groups."""
+    rollout = config.rollout
+    paths = [rollout.custom_generate_function_path]
+    paths += [dataset.custom_generate_function_path for dataset in datasets]
+    for path in dict.fromkeys(path for path in paths if path):
+        form = findings.attempt(lambda p=path: load_generate(p).form)
+        if form is not None:
+            findings.fact("rollout", **{path: form})
+    findings.attempt(lambda: load_filter(rollout.dynamic_sampling_filter_path))
+    for path in rollout.rollout_sample_hook_path:
+        findings.attempt(lambda p=path: load_hook(p))
 
 
 def check_grader(name: str) -> str:
@@ -49,8 +67,9 @@ def label_needed(config: RunConfig) -> str | None:
     return grader.name if grader and grader.needs_label else None
 
 
-def _function(path: str) -> str:
-    function = load(path, REWARD_NAMES)
-    check_signature(function, path, ("args", "sample"))
+def _function(path: str, group_rm: bool) -> str:
+    function = load(path, BATCHED_NAMES if group_rm else REWARD_NAMES)
+    call = ("args", "samples" if group_rm else "sample")
+    check_signature(function, path, call, must_be_async=group_rm)
     kind = "async def" if is_async(function) else "def"
     return f"{kind} {getattr(function, '__name__', path)}{inspect.signature(function)}"

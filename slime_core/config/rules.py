@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_core.config import algorithm_rules
+from slime_core.config import algorithm_rules, rollout_rules
 
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
@@ -17,7 +17,7 @@ def validate(config: RunConfig) -> None:
         _dynamic_batching,
         algorithm_rules.validate,
         _eval,
-        _reward,
+        rollout_rules.validate,
         _sizes,
     )
     problems = [problem for rule in rules if (problem := rule(config))]
@@ -73,15 +73,6 @@ def _eval(config: RunConfig) -> str | None:
         return "eval_interval needs held-out prompts: set eval_prompt_data or eval_config"
     if has_data and config.eval.eval_interval is None:
         return "evaluation data is given without eval_interval: set it, or remove the data"
-    return None
-
-
-def _reward(config: RunConfig) -> str | None:
-    if config.rewards.rm_type is None and config.rewards.custom_rm_path is None:
-        return "no reward is configured: set rm_type (such as exact_match) or custom_rm_path"
-    needs_label = config.rewards.custom_rm_path is None and config.rewards.rm_type != "random"
-    if needs_label and config.data.label_key is None:
-        return f"the grader {config.rewards.rm_type} compares with a label: set label_key"
     return None
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from slime_core.config import rules
 from slime_core.config.algorithm import AlgorithmGroup
 from slime_core.config.base import Group, Identity, Numeric, Operational
+from slime_core.config.rollout import RewardsGroup, RolloutGroup
 
 
 class RunGroup(Group):
@@ -69,58 +70,18 @@ class DataGroup(Group):
     """Key of the right answer, where the reward needs one."""
     metadata_key: Identity[str] = "metadata"
     """Key of a dict that travels with the sample."""
+    tool_key: Identity[str | None] = "tools"
+    """Key of the tool descriptions (JSON schemas) that a prompt offers the model."""
     apply_chat_template: Identity[bool] = False
     """Render prompts through the tokenizer's chat template."""
     apply_chat_template_kwargs: Identity[dict[str, Any]] = Field(default_factory=dict)
     """Further arguments of the chat template."""
     rollout_shuffle: Identity[bool] = False
     """Shuffle the prompts anew in each pass over the data."""
+    rollout_max_prompt_len: Identity[int | None] = Field(default=None, ge=1)
+    """Prompts of more tokens are left out (and counted); none without it."""
     max_bad_rows: Operational[int] = Field(default=0, ge=0)
     """Broken rows that may be skipped (they are counted) before the run stops."""
-
-
-class RolloutGroup(Group):
-    """Generation."""
-
-    hf_checkpoint: Identity[str]
-    """Folder of the Hugging Face model that training starts from, tokenizer included."""
-    rollout_batch_size: Numeric[int] = Field(ge=1)
-    """Prompts of one iteration."""
-    n_samples_per_prompt: Identity[int] = Field(default=1, ge=1)
-    """Samples of each prompt: one group."""
-    rollout_max_response_len: Numeric[int] = Field(ge=1)
-    """Most tokens of a response."""
-    rollout_temperature: Numeric[float] = Field(default=1.0, gt=0)
-    """Sampling temperature; log-probs divide logits by it."""
-    rollout_top_p: Numeric[float] = Field(default=1.0, gt=0, le=1)
-    """Nucleus of the sampling."""
-    rollout_top_k: Numeric[int] = -1
-    """Highest-probability tokens to sample from; -1 takes all."""
-    rollout_stop: Numeric[list[str]] = Field(default_factory=list)
-    """Strings that end a response."""
-    rollout_stop_token_ids: Numeric[list[int]] = Field(default_factory=list)
-    """Tokens that end a response, besides the model's end token."""
-    rollout_skip_special_tokens: Numeric[bool] = False
-    """Leave special tokens out of the response text (never out of the tokens)."""
-    rollout_seed: Identity[int] = 42
-    """Seed of shuffling and sampling."""
-    sglang_server_concurrency: Operational[int] = Field(default=512, ge=1)
-    """Requests in flight per engine."""
-
-
-class RewardsGroup(Group):
-    """Scoring."""
-
-    rm_type: Numeric[str | None] = None
-    """Built-in grader, such as exact_match or math."""
-    custom_rm_path: Numeric[str | None] = None
-    """Import path of `async reward(args, sample, **kwargs) -> float`."""
-    reward_key: Numeric[str | None] = None
-    """Which entry of a dict reward is trained."""
-    reward_timeout_s: Operational[float] = Field(default=60.0, gt=0)
-    """Deadline of one grading."""
-    grader_secrets: Operational[str | None] = None
-    """block:NAME of a GraderSecrets block; graders find its entries in their environment."""
 
 
 class TrainGroup(Group):
@@ -174,6 +135,8 @@ class EvalGroup(Group):
     """Top-k; default rollout_top_k."""
     eval_max_response_len: Operational[int | None] = None
     """Most tokens of a response; default rollout_max_response_len."""
+    eval_reward_key: Operational[str | None] = None
+    """Which entry of a dict reward is the score; default reward_key."""
     skip_eval_before_train: Operational[bool] = False
     """Leave out the evaluation of the initial weights."""
 

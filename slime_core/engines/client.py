@@ -144,6 +144,10 @@ class EngineClient:
         body = generate_body(request)
         return parse_result(await self._json("POST", "/generate", body, self._generate_timeout_s))
 
+    async def generate_raw(self, body: dict[str, Any]) -> Any:
+        """The JSON answer to a body of /generate that somebody else made."""
+        return await self._json("POST", "/generate", body, self._generate_timeout_s)
+
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         """Generates several samples in one call; it returns when the last has ended."""
         body = batch_body(requests)

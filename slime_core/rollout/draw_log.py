@@ -48,6 +48,13 @@ class DrawLog:
             found += [draw for draw in draws if draw.segment == segment]
         return found
 
+    def of_groups(self, wanted: Sequence[tuple[int, int]]) -> list[Draw]:
+        """The logged draws of (group id, segment that drew it), by group id."""
+        ids = {group_id for group_id, _ in wanted}
+        segments = sorted({segment for _, segment in wanted})
+        found = [d for s in segments for d in self.of_segment(s) if d.group_id in ids]
+        return sorted(found, key=lambda draw: draw.group_id)
+
     def files_of(self, segment: int) -> list[int]:
         """The log numbers that hold draws of a segment, ascending."""
         return [seq for seq, segments in enumerate(self._segments) if segment in segments]

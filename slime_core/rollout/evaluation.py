@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from slime_core.evaluation.resolve import eval_datasets
 from slime_core.refs import Ref
 from slime_core.rewards.hub import RewardHub
 from slime_core.rewards.result import ScoreFailure
-from slime_core.rollout.gate import EngineGate
-from slime_core.rollout.generate import Sampling, decode_response, generate, tokenize_prompt
+from slime_core.rollout.custom import load_generate
+from slime_core.rollout.generate import Sampling, tokenize_prompt
+from slime_core.rollout.group import GroupMaker
+from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.settings import EvalJob
 from slime_core.run.follower import Follower
 from slime_core.sample import Sample, Status
@@ -39,26 +41,30 @@ class Evaluator:
 
     Args:
         backend: the run's store.
-        tokenizer: the model's.
-        gate: to the engines.
-        hub: grades samples.
+        maker: answers groups.
+        runtime: engines, tokenizer and graders.
     """
 
     def __init__(
-        self, config: RunConfig, backend: Backend, tokenizer: Any, gate: EngineGate, hub: RewardHub
+        self, config: RunConfig, backend: Backend, maker: GroupMaker, runtime: Runtime
     ) -> None:
         self._config = config
         self._backend = backend
-        self._tokenizer = tokenizer
-        self._gate = gate
-        self._hub = hub
+        self._maker = maker
+        self._runtime = runtime
+        self._tokenizer = runtime.tokenizer
         self._datasets = {dataset.name: dataset for dataset in eval_datasets(config)}
         self._sources: dict[str, PromptSource] = {}
+        self._hubs: dict[str, RewardHub] = {}
 
     def open_all(self) -> None:
-        """Opens every dataset, so that a bad file is found before anything is trained."""
+        """Opens every dataset, its grader and its generate function, so that what is wrong with
+        them is found before anything is trained."""
         for dataset in self._datasets.values():
             self._sources[dataset.name] = self._open(dataset)
+            self._hubs[dataset.name] = self._hub_of(dataset)
+            if dataset.custom_generate_function_path:
+                load_generate(dataset.custom_generate_function_path)
 
     async def run(self, owner: Follower, job: EvalJob) -> Ref:
         """Evaluates one dataset; the first stored result of a version stays.
@@ -68,17 +74,17 @@ class Evaluator:
             RewardError: no prompt could be graded.
         """
         dataset = self._datasets[job.dataset]
-        groups = _one_pass(self._sources[dataset.name])
+        groups = await self._answer(dataset, job, _one_pass(self._sources[dataset.name]))
         samples = [sample for group in groups for sample in group]
-        await self._answer(dataset, job, samples)
-        failures = await self._grade(samples)
+        failures = await self._grade(dataset, samples)
         key = layout.evaluation(job.version, dataset.name)
         graded = [group for group in groups if all(s.reward is not None for s in group)]
         if not graded:
             raise RewardError(
                 f"evaluation {dataset.name}: no prompt could be graded: {failures[0]}"
             )
-        metrics = eval_metrics(graded, self._config.rewards.reward_key)
+        key_of = self._config.eval.eval_reward_key or self._config.rewards.reward_key
+        metrics = eval_metrics(graded, key_of)
         if failures:
             log.warning("evaluation %s: %d answers could not be graded and their prompts do not "
                         "count: %s", dataset.name, len(failures), failures[0])  # fmt: skip
@@ -98,41 +104,62 @@ class Evaluator:
         return Ref(key, "eval", job.iteration, len(samples), tokens, document.digest,
                    document.found)  # fmt: skip
 
-    async def _answer(self, dataset: EvalDataset, job: EvalJob, samples: list[Sample]) -> None:
-        sampling = self._sampling(dataset)
-
+    async def _answer(
+        self, dataset: EvalDataset, job: EvalJob, groups: list[list[Sample]]
+    ) -> list[list[Sample]]:
         def seed_of(sample: Sample) -> int:
             return derive_seed(
                 self._config.run.seed, "eval", dataset.name, job.iteration,
                 sample.index or 0, sample.response_length,
             )  # fmt: skip
 
-        for sample in samples:
+        for sample in (one for group in groups for one in group):
             tokenize_prompt(sample, self._tokenizer)
-        size = SAMPLES_PER_REQUEST
-        await together(
-            generate(samples[i : i + size], self._gate, sampling, seed_of)
-            for i in range(0, len(samples), size)
-        )
-        served = {version for sample in samples for version in sample.weight_versions}
+            sample.metadata |= dict(dataset.metadata_overrides)
+        runtime = replace(
+            self._runtime, sampling=self._sampling(dataset), seed_of=seed_of,
+            hub=self._hubs[dataset.name], evaluation=True, versions=[],
+        )  # fmt: skip
+        path = dataset.custom_generate_function_path
+        if path:
+            answered = await together(
+                self._maker.answer(runtime, group, job.iteration, path) for group in groups
+            )
+        else:
+            samples = [sample for group in groups for sample in group]
+            size = SAMPLES_PER_REQUEST
+            await together(
+                self._maker.answer(runtime, samples[i : i + size], job.iteration, None)
+                for i in range(0, len(samples), size)
+            )
+            answered = groups
+        served = {v for group in answered for sample in group for v in sample.weight_versions}
         if served - {job.version}:
             raise EngineError(
                 f"evaluation {dataset.name} of {job.version} was answered by {sorted(served)}"
             )
+        return answered
 
-    async def _grade(self, samples: Sequence[Sample]) -> list[str]:
+    async def _grade(self, dataset: EvalDataset, samples: Sequence[Sample]) -> list[str]:
         """Sets rewards; returns why some could not be given."""
-        skip = self._config.rollout.rollout_skip_special_tokens
-        for sample in samples:
-            decode_response(sample, self._tokenizer, skip)
-        results = await self._hub.score_group(samples, evaluation=True)
+        waiting = [sample for sample in samples if sample.reward is None]
+        hub = self._hubs[dataset.name]
+        with replace(self._runtime, hub=hub, evaluation=True).active():
+            results = await hub.score_group(waiting, evaluation=True)
         failures = []
-        for sample, result in zip(samples, results, strict=True):
+        for sample, result in zip(waiting, results, strict=True):
             if isinstance(result, ScoreFailure):
                 failures.append(f"{result.reason}: {result.message}")
             else:
                 sample.reward = result.value
         return failures
+
+    def _hub_of(self, dataset: EvalDataset) -> RewardHub:
+        """The run's graders, or the dataset's own with the same worker processes."""
+        rewards, own = self._config.rewards, (dataset.rm_type, dataset.custom_rm_path)
+        if own == (rewards.rm_type, rewards.custom_rm_path):
+            return self._runtime.hub
+        return self._runtime.hub.variant(rm_type=own[0], custom_rm_path=own[1], group_rm=False)
 
     def _sampling(self, dataset: EvalDataset) -> Sampling:
         params = {
@@ -151,7 +178,8 @@ class Evaluator:
         if dataset.max_response_len is None:
             raise ConfigError(f"eval dataset {dataset.name!r} needs max_response_len")
         timeout_s = self._config.fault_tolerance.request_timeout_s
-        return Sampling(dataset.max_response_len, given, timeout_s)
+        context = self._config.rollout.rollout_max_context_len
+        return Sampling(dataset.max_response_len, given, timeout_s, context)
 
     def _open(self, dataset: EvalDataset) -> PromptSource:
         settings = SourceSettings(
@@ -187,7 +215,18 @@ def eval_metrics(groups: Sequence[Sequence[Sample]], reward_key: str | None) -> 
         "truncated_ratio": truncated / len(samples),
         "samples": float(len(samples)),
         **{f"pass@{k}": value for k, value in curve.items()},
+        **_means_by_key(samples),
     }
+
+
+def _means_by_key(samples: Sequence[Sample]) -> dict[str, float]:
+    """reward/<key>: means of the entries of dict rewards that are numbers."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for key, value in sample.reward.items() if isinstance(sample.reward, dict) else ():
+            if isinstance(value, (int, float)):
+                values.setdefault(f"reward/{key}", []).append(float(value))
+    return {key: float(np.mean(found)) for key, found in values.items()}
 
 
 def _value(sample: Sample, reward_key: str | None) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.errors import PluginError
-from slime_core.plugins.load import load
+from slime_core.errors import PluginError, SlimeError
+from slime_core.plugins.load import check_signature, load
 from slime_core.sample import Sample
 
 STD_TOLERANCE = 1e-6
@@ -65,18 +65,39 @@ BUILT_IN = {
 }
 
 
+def load_filter(path: str | None) -> Any:
+    """The function of a path, None without one.
+
+    Raises:
+        PluginError: it cannot be loaded, or called as `filter(args, samples)`.
+    """
+    if not path:
+        return None
+    if _ours(path):
+        name = path.rpartition(".")[2].rpartition(":")[2]
+        if name in BUILT_IN:
+            return BUILT_IN[name]
+    function = load(path)
+    check_signature(function, path, ("args", "samples"))
+    return function
+
+
 def judge(path: str | None, args: Any, samples: Sequence[Sample]) -> DynamicFilterOutput:
     """The verdict of the filter at an import path (a built-in's bare name will do).
 
     A plain True or False counts as a verdict; None as path keeps everything.
 
     Raises:
-        PluginError: the filter returned something else.
+        PluginError: the filter raised, or returned something else.
     """
     if not path:
         return DynamicFilterOutput(keep=True)
-    function = BUILT_IN.get(path.rpartition(".")[2].rpartition(":")[2]) if _ours(path) else None
-    verdict = (function or load(path))(args, samples)
+    try:
+        verdict = load_filter(path)(args, samples)
+    except SlimeError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{path} raised {type(error).__name__}: {error}") from error
     if isinstance(verdict, (bool, np.bool_)):
         return DynamicFilterOutput(keep=bool(verdict))
     if not hasattr(verdict, "keep"):

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slime_core.engines.client import EngineClient
-from slime_core.errors import DeadlineError
+from slime_core.errors import DeadlineError, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,14 @@ class EngineGate:
                 self._changed.notify_all()
             if over:
                 await use.client.close()
+
+    async def abort_all(self) -> None:
+        """Ends every request in flight at the usable engines; callers get what was sampled."""
+        for use in list(self._engines.values()):
+            try:
+                await use.client.abort_all()
+            except EngineError as error:
+                await self.mark_down(use.client, f"it did not abort: {error}")
 
     async def aclose(self) -> None:
         await self.set_engines([])

@@ -25,11 +25,20 @@ class Sampling:
         max_response_tokens: over all continuations of a sample.
         params: SGLang's sampling parameters, without max_new_tokens and the seed.
         timeout_s: from the first request of a call to the end of its last.
+        max_context_tokens: over prompt and response, None for no such limit.
     """
 
     max_response_tokens: int
     params: dict[str, Any]
     timeout_s: float
+    max_context_tokens: int | None = None
+
+    def left(self, sample: Sample) -> int:
+        """Tokens that a sample may still grow by; below 1 there is no room."""
+        room = self.max_response_tokens - sample.response_length
+        if self.max_context_tokens is not None:
+            room = min(room, self.max_context_tokens - len(sample.tokens))
+        return room
 
 
 async def generate(
@@ -37,6 +46,7 @@ async def generate(
     gate: EngineGate,
     sampling: Sampling,
     seed_of: Callable[[Sample], int],
+    stopping: Callable[[], bool] = lambda: False,
 ) -> None:
     """Generates until every sample is completed or truncated; changes them in place.
 
@@ -47,6 +57,7 @@ async def generate(
     Args:
         samples: with prompt tokens in `tokens`; all go out in one request.
         seed_of: seed of a sample's next request; counts what it has already.
+        stopping: once it says so no request leaves any more, and samples stay as they are.
 
     Raises:
         EngineError: an engine refused the request itself (not a failure of the engine).
@@ -54,10 +65,14 @@ async def generate(
     """
     deadline = Deadline(f"generation of {_named(samples)}", sampling.timeout_s)
     while waiting := [s for s in samples if _needs_tokens(s, sampling)]:
+        if stopping():
+            return
         deadline.check()
         continues = any(sample.response_length for sample in waiting)
         engine = gate.engine(len(waiting), deadline.remaining_s, continues=continues)
         async with engine as client:
+            if stopping():
+                return
             try:
                 await _round(waiting, client, sampling, seed_of, deadline)
             except (EngineUnreachableError, EngineAnswerError, DeadlineError) as error:
@@ -80,7 +95,7 @@ async def _round(
             sample.tokens,
             {
                 **sampling.params,
-                "max_new_tokens": sampling.max_response_tokens - sample.response_length,
+                "max_new_tokens": sampling.left(sample),
                 "sampling_seed": seed_of(sample),
             },
         )
@@ -96,7 +111,7 @@ async def _round(
 def _needs_tokens(sample: Sample, sampling: Sampling) -> bool:
     if sample.status not in OPEN_STATES:
         return False
-    if sample.response_length >= sampling.max_response_tokens:
+    if sampling.left(sample) < 1:
         sample.status = Status.TRUNCATED
         return False
     return True

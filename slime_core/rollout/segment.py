@@ -7,19 +7,29 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from slime_core.errors import DataError, DeadlineError, EngineError, RewardError
+from slime_core.errors import (
+    ConfigError,
+    DataError,
+    DeadlineError,
+    EngineError,
+    PluginError,
+    RewardError,
+)
+from slime_core.rollout.outcome import Outcome, unstorable
 from slime_core.rollout.part_writer import PartWriter
+from slime_core.rollout.progress import Progress
+from slime_core.rollout.scoring import GradingStoppedError
 from slime_core.sample import Sample
 from slime_core.store.draws import Draw
-from slime_core.store.parts import DROPPED, FAILED, KEPT, GroupRows
+from slime_core.store.parts import ABORTED, DROPPED, FAILED, KEPT, GroupRows
 from slime_core.store.seal import Segment
-from slime_core.waits import together
 
 log = logging.getLogger(__name__)
 FURTHER_DRAWS_PER_GROUP = 4
-GROUP_ERRORS = (DataError, EngineError, RewardError, DeadlineError)
+FURTHER_DRAWS_WITH_FILTER = 32
+GROUP_ERRORS = (DataError, EngineError, RewardError, DeadlineError, PluginError, ConfigError)
 
 
 @dataclass(frozen=True)
@@ -30,11 +40,43 @@ class SegmentPlan:
         segment: its number.
         target: groups that must be kept.
         max_attempts: attempts at a group before it is dropped.
+        wave: draws begun at once where too few can be kept.
+        further_per_group: further draws for each group of the target before the run stops.
+        partial: take the first groups that end, and keep what the others have by then.
     """
 
     segment: int
     target: int
     max_attempts: int
+    wave: int = 1
+    further_per_group: int = FURTHER_DRAWS_PER_GROUP
+    partial: bool = False
+
+
+@dataclass
+class SegmentWork:
+    """What the loop calls.
+
+    Attributes:
+        finish: brings a group's samples to their end and scores them; the second argument says
+            when to stop and leave them as they are.
+        further: logs further draws.
+        abort: ends what is in flight at the engines.
+    """
+
+    finish: Callable[[list[Sample], Callable[[], bool]], Awaitable[Outcome]]
+    further: Callable[[int], list[Draw]]
+    abort: Callable[[], Awaitable[None]]
+
+
+@dataclass
+class _State:
+    progress: Progress
+    attempts: dict[int, int]
+    begun: dict[int, Sequence[Sample]]
+    claimed: int
+    stopping: bool = False
+    tasks: dict[asyncio.Task[str], int] = field(default_factory=dict)
 
 
 class SegmentLoop:
@@ -42,78 +84,139 @@ class SegmentLoop:
 
     Args:
         plan: its target.
-        finish: brings a group's samples to their end and scores them; returns the grader digest.
-        further: logs further draws when groups were dropped.
+        work: how groups are made.
         writer: stores groups.
     """
 
-    def __init__(
-        self,
-        plan: SegmentPlan,
-        finish: Callable[[list[Sample]], Awaitable[str]],
-        further: Callable[[int], list[Draw]],
-        writer: PartWriter,
-    ) -> None:
+    def __init__(self, plan: SegmentPlan, work: SegmentWork, writer: PartWriter) -> None:
         self._plan = plan
-        self._finish = finish
-        self._further = further
+        self._work = work
         self._writer = writer
         self._reasons: Counter[str] = Counter()
 
-    async def run(self, draws: Sequence[Draw], adopted: Segment) -> None:
-        """Works until `target` groups are kept and every draw has ended.
+    async def run(
+        self,
+        draws: Sequence[Draw],
+        adopted: Segment,
+        prefixes: dict[int, Sequence[Sample]] | None = None,
+    ) -> None:
+        """Works until the segment is decided.
+
+        Args:
+            prefixes: by group id, what an earlier segment kept of groups that go on here.
 
         Raises:
             RewardError: too many groups were dropped; names the most frequent reason. A later
                 start, with the reason removed, may draw as many again.
             StoreError: a part could not be written.
         """
+        progress = Progress(self._plan.target, first_come=self._plan.partial)
+        progress.begin(draw.group_id for draw in draws)
+        for group_id, group in adopted.finished.items():
+            progress.end(group_id, group.entry.verdict)
+        state = _State(progress, adopted.next_attempts, prefixes or {}, progress.kept)
         finished = adopted.finished
-        attempts = adopted.next_attempts
-        todo = [draw for draw in draws if draw.group_id not in finished]
-        kept = len(adopted.kept)
-        further_left = FURTHER_DRAWS_PER_GROUP * self._plan.target
-        while True:
-            outcomes = await together(
-                self._group(draw, attempts.get(draw.group_id, 0)) for draw in todo
-            )
-            kept += sum(outcomes)
-            missing = self._plan.target - kept
-            if missing <= 0:
-                return
-            if missing > further_left:
-                raise RewardError(self._too_many_dropped(kept))
-            further_left -= missing
-            todo = await asyncio.to_thread(self._further, missing)
+        try:
+            self._start(state, [draw for draw in draws if draw.group_id not in finished])
+            await self._until_decided(state)
+            if self._plan.partial and state.tasks:
+                state.stopping = True
+                await self._work.abort()
+                await asyncio.gather(*state.tasks)
+        finally:
+            left = [task for task in state.tasks if not task.done()]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*state.tasks, return_exceptions=True)
+        if left:
+            await self._work.abort()
 
-    async def _group(self, draw: Draw, attempt: int) -> bool:
-        """Attempts a group until it is kept or dropped; True if it is kept."""
+    async def _until_decided(self, state: _State) -> None:
+        plan = self._plan
+        left = plan.further_per_group * plan.target
+        while not state.progress.decided:
+            if state.progress.missing and left >= plan.wave:
+                left -= plan.wave
+                further = await asyncio.to_thread(self._work.further, plan.wave)
+                state.progress.begin(draw.group_id for draw in further)
+                self._start(state, further)
+                continue
+            if not state.tasks:
+                raise RewardError(self._too_many_dropped(state.progress.kept))
+            done, _ = await asyncio.wait(state.tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                state.progress.end(state.tasks.pop(task), task.result())
+
+    def _start(self, state: _State, draws: Sequence[Draw]) -> None:
+        for draw in draws:
+            task = asyncio.ensure_future(self._group(state, draw))
+            state.tasks[task] = draw.group_id
+
+    async def _group(self, state: _State, draw: Draw) -> str:
+        """Attempts a group until it has a verdict that stays in this segment; returns it."""
+        attempt = state.attempts.get(draw.group_id)
+        prefix = state.begun.get(draw.group_id) if attempt is None else None
+        samples = [_begin(sample, sample.attempt) for sample in prefix or ()]
+        attempt = samples[0].attempt if samples else attempt or 0
         while True:
-            samples = [_begin(sample, attempt) for sample in draw.samples]
+            samples = samples or [_begin(sample, attempt) for sample in draw.samples]
             rows = GroupRows(draw.group_id, attempt, draw.data_epoch, draw.position, samples)
             try:
-                grader = await self._finish(samples)
+                outcome = await self._work.finish(samples, lambda: state.stopping)
+            except GradingStoppedError:
+                raise
             except GROUP_ERRORS as error:
-                reason = type(error).__name__
-                self._reasons[f"{reason}: {error}"] += 1
-                log.warning("group %d, attempt %d: %s", draw.group_id, attempt, error)
-                last = attempt + 1 >= self._plan.max_attempts
-                verdict = DROPPED if last else FAILED
-                await self._writer.put(replace(rows, verdict=verdict, reason=reason))
-                if last:
-                    return False
-                attempt += 1
+                verdict = await self._failed(rows, draw, error)
+                if verdict == DROPPED:
+                    return verdict
+                samples, attempt = [], attempt + 1
                 continue
-            await self._writer.put(replace(rows, verdict=KEPT, grader_digest=grader))
-            return True
+            return await self._store(state, rows, outcome)
+
+    async def _failed(self, rows: GroupRows, draw: Draw, error: Exception) -> str:
+        reason = type(error).__name__
+        self._reasons[f"{reason}: {error}"] += 1
+        log.warning("group %d, attempt %d: %s", rows.group_id, rows.attempt, error)
+        last = rows.attempt + 1 >= self._plan.max_attempts
+        verdict = DROPPED if last else FAILED
+        if unstorable(rows.samples):  # a plug-in spoiled them
+            rows = replace(rows, samples=[_begin(one, rows.attempt) for one in draw.samples])
+        await self._writer.put(replace(rows, verdict=verdict, reason=reason))
+        return verdict
+
+    async def _store(self, state: _State, rows: GroupRows, outcome: Outcome) -> str:
+        verdict = outcome.verdict
+        if verdict == KEPT and self._plan.partial:
+            if state.claimed >= self._plan.target:  # it counts for the next segment
+                outcome = _to_go_on(outcome)
+            else:
+                state.claimed += 1
+        if outcome.verdict == DROPPED:
+            self._reasons[outcome.reason or "dropped"] += 1
+        if outcome.verdict == ABORTED and not any(s.response_length for s in outcome.samples):
+            return ABORTED  # nothing to keep
+        await self._writer.put(
+            replace(rows, samples=outcome.samples, verdict=outcome.verdict,
+                    reason=outcome.reason, grader_digest=list(outcome.graders) or None)
+        )  # fmt: skip
+        return outcome.verdict
 
     def _too_many_dropped(self, kept: int) -> str:
         reason, count = (self._reasons.most_common(1) or [("dropped before", 1)])[0]
         return (
             f"segment {self._plan.segment}: only {kept} of {self._plan.target} groups could be "
-            f"kept after {FURTHER_DRAWS_PER_GROUP} further draws for each; {count} times: {reason} "
-            "(rollout-0.log says more)"
+            f"kept after {self._plan.further_per_group} further draws for each; {count} times: "
+            f"{reason} (rollout-0.log says more)"
         )
+
+
+def _to_go_on(outcome: Outcome) -> Outcome:
+    """A whole group that is trained later; it is graded then."""
+    for sample in outcome.samples:
+        sample.reward = None
+        if sample.metadata.pop("reward_error", None) is not None:
+            sample.remove_sample = False
+    return Outcome(outcome.samples, [], ABORTED)
 
 
 def _begin(drawn: Sample, attempt: int) -> Sample:

@@ -5,24 +5,34 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from slime_core.config.fields import values
 from slime_core.data.sources import PromptSource, SourceSettings
 from slime_core.engines.client import EngineClient
-from slime_core.errors import ConfigError, DigestError, RewardError, StaleOwnerError
+from slime_core.errors import ConfigError, DigestError, StaleOwnerError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
 from slime_core.rewards.hub import RewardHub, RewardSettings
-from slime_core.rewards.result import ScoreFailure
 from slime_core.rollout.draw_log import DrawLog
 from slime_core.rollout.evaluation import Evaluator
 from slime_core.rollout.gate import EngineGate
-from slime_core.rollout.generate import Sampling, decode_response, generate, tokenize_prompt
+from slime_core.rollout.generate import Sampling, tokenize_prompt
+from slime_core.rollout.group import GroupMaker
+from slime_core.rollout.outcome import Outcome
 from slime_core.rollout.part_writer import PartTarget, PartWriter
-from slime_core.rollout.segment import SegmentLoop, SegmentPlan
+from slime_core.rollout.runtime import Runtime
+from slime_core.rollout.scoring import Scorer
+from slime_core.rollout.segment import (
+    FURTHER_DRAWS_PER_GROUP,
+    FURTHER_DRAWS_WITH_FILTER,
+    SegmentLoop,
+    SegmentPlan,
+    SegmentWork,
+)
+from slime_core.rollout.segment_bounds import begun, close_segment
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 from slime_core.run.follower import Follower
 from slime_core.run.logs import log_to_file
@@ -70,10 +80,15 @@ class RolloutWorker:
         )
         self._tokenizer_digest = tokenizer_digest(self._config.rollout.hf_checkpoint)
         source = await asyncio.to_thread(self._open_source)
-        self._hub = RewardHub(self._reward_settings(), ArgsView(self._config))
+        self._args = ArgsView(self._config)
+        self._hub = RewardHub(self._reward_settings(), self._args)
+        self._maker = GroupMaker(
+            self._args, Scorer(self._hub, self._config.rewards.reward_error_policy)
+        )
         self._draws = DrawLog(self._backend, source, self._tokenize)
-        self._evaluator = Evaluator(self._config, self._backend, self._tokenizer, self._gate,
-                                    self._hub)  # fmt: skip
+        self._evaluator = Evaluator(
+            self._config, self._backend, self._maker, self._runtime(lambda: False)
+        )
         await asyncio.to_thread(self._evaluator.open_all)
         return {
             "tokenizer_digest": self._tokenizer_digest,
@@ -112,17 +127,16 @@ class RolloutWorker:
         if seal is not None:
             return Ref(**{**seal.ref().to_dict(), "from_store": True})
         adopted = await asyncio.to_thread(adopt, self._cache, segment)
-        draws = await asyncio.to_thread(self._draws.of_segment, segment)
-        config = self._config
-        target = config.rollout.rollout_batch_size
+        masked = self._config.rollout.mask_offpolicy_in_partial_rollout
+        draws, prefixes = await asyncio.to_thread(begun, self._cache, self._draws, segment, masked)
+        plan = self._plan(segment)
         writer = PartWriter(
-            PartTarget(self._backend, self._cache, segment, epoch, target // 2),
+            PartTarget(self._backend, self._cache, segment, epoch, plan.target // 2),
             lambda: next(self._part_seq),
         )
-        plan = SegmentPlan(segment, target, config.fault_tolerance.max_group_attempts)
-        loop = SegmentLoop(plan, self._finish_group, lambda n: self._draws.draw(segment, n), writer)
+        loop = SegmentLoop(plan, self._work(segment), writer)
         try:
-            await loop.run(draws, adopted)
+            await loop.run(draws, adopted, prefixes)
         finally:
             await writer.close()
         return await asyncio.to_thread(self._seal, epoch, segment)
@@ -133,54 +147,75 @@ class RolloutWorker:
         return await self._evaluator.run(Follower(self._backend, epoch), job)
 
     def _sample(self, segment: int) -> Ref:
+        before = read_seal(self._backend, segment - 1) if segment else None
+        returned = before.returned if before else ()
         logged = self._draws.of_segment(segment)
-        missing = self._config.rollout.rollout_batch_size - len(logged)
+        missing = self._begin() - len(returned) - len(logged)
         if missing > 0:
             logged += self._draws.draw(segment, missing)
         rows = sum(len(draw.samples) for draw in logged)
-        key = layout.draws(self._draws.files_of(segment)[0])
+        files = self._draws.files_of(segment)
+        key = layout.draws(files[0]) if files else layout.seal(segment - 1)
         return Ref(key, "draws", segment, rows=rows, from_store=missing <= 0)
 
     def _seal(self, epoch: int, segment: int) -> Ref:
+        draws, _ = begun(self._cache, self._draws, segment, False)
         found = adopt(self._cache, segment)
-        target = self._config.rollout.rollout_batch_size
-        if len(found.kept) < target:
+        plan = self._plan(segment)
+        closed = close_segment(found, draws, plan.target, first_come=plan.partial)
+        if closed is None:
             raise DigestError(
-                f"only {len(found.kept)} of {target} kept groups of segment {segment} can be read "
-                f"back, {len(found.quarantined)} parts were damaged and moved to quarantine: start "
-                "again, then they are generated anew"
+                f"only {len(found.kept)} of {plan.target} kept groups of segment {segment} can be "
+                f"read back, {len(found.quarantined)} parts were damaged and moved to quarantine: "
+                "start again, then they are generated anew"
             )
-        draws = self._draws.of_segment(segment)
         parent = read_seal(self._backend, segment - 1) if segment else None
         seal = put_seal(
             self._backend,
             Follower(self._backend, epoch),
-            found,
+            closed.segment,
             parent=parent.digest if parent else "",
             draws=(draws[0].group_id, draws[-1].group_id + 1),
             tokenizer_digest=self._tokenizer_digest,
+            returned=closed.returned,
         )
         return seal.ref()
 
-    async def _finish_group(self, samples: list[Sample]) -> str:
-        await generate(samples, self._gate, self._sampling(), self._seed_of)
-        return await self.score(samples)
+    def _begin(self) -> int:
+        """Groups that a segment begins with."""
+        rollout = self._config.rollout
+        return rollout.over_sampling_batch_size or rollout.rollout_batch_size
 
-    async def score(self, samples: Sequence[Sample]) -> str:
-        """Sets rewards; returns the digest of the grader.
+    def _plan(self, segment: int) -> SegmentPlan:
+        rollout = self._config.rollout
+        filtered = rollout.dynamic_sampling_filter_path is not None
+        return SegmentPlan(
+            segment,
+            rollout.rollout_batch_size,
+            self._config.fault_tolerance.max_group_attempts,
+            wave=max(1, self._begin() - rollout.rollout_batch_size),
+            further_per_group=FURTHER_DRAWS_WITH_FILTER if filtered else FURTHER_DRAWS_PER_GROUP,
+            partial=rollout.partial_rollout,
+        )
 
-        Raises:
-            RewardError: a sample could not be graded; there is no silent 0.
-        """
-        for sample in samples:
-            skip = self._config.rollout.rollout_skip_special_tokens
-            decode_response(sample, self._tokenizer, skip)
-        results = await self._hub.score_group(samples)
-        for sample, result in zip(samples, results, strict=True):
-            if isinstance(result, ScoreFailure):
-                raise RewardError(f"{result.message} ({result.reason})")
-            sample.reward = result.value
-        return results[0].grader
+    def _work(self, segment: int) -> SegmentWork:
+        async def finish(samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
+            return await self._maker.finish(self._runtime(stopping), samples, segment)
+
+        return SegmentWork(
+            finish, lambda count: self._draws.draw(segment, count), self._gate.abort_all
+        )
+
+    def _runtime(self, stopping: Callable[[], bool]) -> Runtime:
+        return Runtime(
+            args=self._args,
+            tokenizer=self._tokenizer,
+            gate=self._gate,
+            hub=self._hub,
+            sampling=self._sampling(),
+            seed_of=self._seed_of,
+            stopping=stopping,
+        )
 
     def _sampling(self) -> Sampling:
         rollout = self._config.rollout
@@ -195,7 +230,9 @@ class RolloutWorker:
             "spaces_between_special_tokens": False,
         }
         timeout_s = self._config.fault_tolerance.request_timeout_s
-        return Sampling(rollout.rollout_max_response_len, params, timeout_s)
+        return Sampling(
+            rollout.rollout_max_response_len, params, timeout_s, rollout.rollout_max_context_len
+        )
 
     def _seed_of(self, sample: Sample) -> int:
         """By run seed, group, sample and attempt; a continuation has a seed of its own."""
@@ -222,7 +259,11 @@ class RolloutWorker:
             rm_type=rewards.rm_type,
             custom_rm_path=rewards.custom_rm_path,
             reward_key=rewards.reward_key,
+            eval_reward_key=self._config.eval.eval_reward_key,
+            group_rm=rewards.group_rm,
+            rm_url=rewards.rm_url,
             reward_timeout_s=rewards.reward_timeout_s,
+            reward_workers=rewards.reward_workers,
             end_tokens=tuple(token for token in end_tokens if token),
         )
 

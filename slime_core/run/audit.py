@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_FINAL = ("kept", "dropped")
+_FINAL = ("kept", "dropped", "spare")
 _KEYS = ("group_index", "attempt", "verdict", "data_epoch", "position")
 
 
@@ -167,7 +167,7 @@ def _iterations(
         ledger = (path.parent / "ledger.json").is_file()
         for group, attempt, segment, _, digest in body["groups"]:
             stored = sealed.get(segment, ("", {}))[1].get(group)
-            if stored != (attempt, "kept", digest):
+            if stored not in [(attempt, kind, digest) for kind in ("kept", "spare")]:
                 found.lost.append(group)
                 found.problems.append(f"{path} trains rows of group {group} that were not sealed")
             if group in trained:

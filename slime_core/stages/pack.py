@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 import numpy as np
 
 from slime_core.algorithms.advantages.groups import Groups
 from slime_core.algorithms.advantages.registry import group_rewards
+from slime_core.algorithms.reward_shaping import cosine_scaled, overlong_penalty
 from slime_core.batching.select import (
     GroupVerdict,
     choose_groups,
@@ -20,12 +22,19 @@ from slime_core.refs import Ref
 from slime_core.run import faults
 from slime_core.run.context import RunContext
 from slime_core.sample import Status
-from slime_core.stages.rows import kept_rows, raw_rewards
+from slime_core.stages.rows import (
+    graded,
+    kept_rows,
+    raw_rewards,
+    reward_errors,
+    reward_values,
+)
 from slime_core.store.batch import Batch, BatchContent, BatchGroup, put_batch, read_batch
 from slime_core.store.columnar import SampleBatch
-from slime_core.store.parts import KEPT
+from slime_core.store.parts import DROPPED, KEPT, SPARE
 
 log = logging.getLogger(__name__)
+FILTERED = "dynamic_filter/"
 
 
 async def pack(ctx: RunContext, scored: Ref) -> Ref:
@@ -50,7 +59,12 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
     seal, rows = kept_rows(ctx, k)
     finished = seal.as_segment().finished
     verdicts = [
-        GroupVerdict(g, stored.entry.verdict == KEPT, stored.entry.reason or "")
+        GroupVerdict(
+            g,
+            stored.entry.verdict == KEPT,
+            stored.entry.reason or "",
+            stored.entry.verdict == SPARE,
+        )
         for g, stored in finished.items()
     ]
     selection = choose_groups(verdicts, _size(config.rollout.rollout_batch_size, rows, k))
@@ -60,7 +74,7 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
     rollouts = rollout_ids(chosen, selection.chosen)
     trained = mask_sums(chosen)
     groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts, trained)
-    rewards = normalised(ctx, groups)
+    rewards = normalised(ctx, groups, chosen)
     return BatchContent(
         iteration=k,
         groups=tuple(
@@ -78,7 +92,8 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
         ),
         tokens=int(sum(batch.numbers("response_length").sum() for batch in chosen)),
         metrics=rollout_metrics(chosen, groups, seal.counts)
-        | {"rollout/rewards": float(rewards.mean())},
+        | {"rollout/rewards": float(rewards.mean())}
+        | shaping_metrics(ctx, raw, chosen),
     )
 
 
@@ -92,15 +107,51 @@ def _size(configured: int, rows: dict[int, SampleBatch], k: int) -> int:
     return configured
 
 
-def normalised(ctx: RunContext, groups: Groups) -> np.ndarray:
-    """float64 [rows]: rewards after the estimator's group transform."""
+def normalised(ctx: RunContext, groups: Groups, chosen: list[SampleBatch]) -> np.ndarray:
+    """float64 [rows]: rewards shaped by length, after the estimator's group transform.
+
+    A row whose answer could not be graded, and is left out of the loss for it, gets 0 and does not
+    enter the statistics of its group.
+    """
     algorithm = ctx.config.algorithm
-    return group_rewards(
+    known = np.concatenate([graded(batch) for batch in chosen])
+    rewards = np.zeros(len(known))
+    assert groups.rollout_ids is not None and groups.response_lengths is not None
+    rewards[known] = group_rewards(
         algorithm.advantage_estimator,
-        groups,
+        Groups(
+            shaped(ctx, groups.rewards, chosen)[known],
+            groups.group_ids[known],
+            groups.rollout_ids[known],
+            groups.response_lengths[known],
+        ),
         rewards_normalization=not algorithm.disable_rewards_normalization,
         std_normalization=not algorithm.disable_grpo_std_normalization,
     )
+    return rewards
+
+
+def shaped(ctx: RunContext, raw: np.ndarray, chosen: list[SampleBatch]) -> np.ndarray:
+    """float64 [rows]: rewards with what reward_shaping makes of the response lengths."""
+    rewards, limit = ctx.config.rewards, ctx.config.rollout.rollout_max_response_len
+    if rewards.reward_shaping == "none":
+        return raw
+    lengths = np.concatenate([batch.numbers("response_length") for batch in chosen]).tolist()
+    if rewards.reward_shaping == "cosine":
+        both = zip(raw, lengths, strict=True)
+        return np.array([cosine_scaled(value > 0, length, limit) for value, length in both])
+    buffer, factor = rewards.overlong_buffer_len, rewards.overlong_penalty_factor
+    assert buffer is not None
+    return raw + [overlong_penalty(length, limit, buffer, factor) for length in lengths]
+
+
+def shaping_metrics(
+    ctx: RunContext, raw: np.ndarray, chosen: list[SampleBatch]
+) -> dict[str, float]:
+    """What shaping added to the mean reward; nothing without shaping."""
+    if ctx.config.rewards.reward_shaping == "none":
+        return {}
+    return {"rollout/reward_shaping": float((shaped(ctx, raw, chosen) - raw).mean())}
 
 
 def rollout_ids(chosen: list[SampleBatch], group_ids: tuple[int, ...]) -> np.ndarray:
@@ -129,8 +180,9 @@ def rollout_metrics(
     """Metrics of the generated batch, by the names of docs/metrics."""
     lengths = np.concatenate([batch.numbers("response_length") for batch in chosen])
     status = [value for batch in chosen for value in batch.texts("status")]
+    known = np.concatenate([graded(batch) for batch in chosen])
     found = {
-        "rollout/raw_reward": float(groups.rewards.mean()),
+        "rollout/raw_reward": float(groups.rewards[known].mean()),
         "rollout/response_len/mean": float(lengths.mean()),
         "rollout/response_len/max": float(lengths.max()),
         "rollout/response_len/min": float(lengths.min()),
@@ -139,7 +191,31 @@ def rollout_metrics(
         "rollout/truncated_ratio": status.count(Status.TRUNCATED.value) / len(status),
         "rollout/zero_std_groups": float(groups.constant.sum()),
     }
+    return found | _group_counts(counts) | _reward_metrics(chosen)
+
+
+def _group_counts(counts: dict[str, int]) -> dict[str, float]:
+    """Groups that were not simply kept, by verdict and reason."""
+    found = {}
     for verdict, count in counts.items():
-        if not verdict.startswith(KEPT):
-            found[f"rollout/groups/{verdict.replace(':', '_')}"] = float(count)
+        kind, _, reason = verdict.partition(":")
+        filtered = reason.removeprefix(FILTERED)
+        if filtered != reason:
+            name = "drop" if kind == DROPPED else kind
+            found[f"rollout/dynamic_filter/{name}_{filtered}"] = float(count)
+        elif kind != KEPT:
+            found[f"rollout/groups/{verdict.replace(':', '_').replace('/', '_')}"] = float(count)
     return found
+
+
+def _reward_metrics(chosen: list[SampleBatch]) -> dict[str, float]:
+    """Means of the entries of dict rewards, and samples that could not be graded."""
+    errors = Counter(reason for batch in chosen for reason in reward_errors(batch))
+    found = {f"rollout/reward_error/{reason}": float(n) for reason, n in errors.items()}
+    entries: dict[str, list[float]] = {}
+    for batch in chosen:
+        if batch.valid("reward_values").any():
+            for row, known in zip(reward_values(batch), graded(batch), strict=True):
+                for key, value in row.items() if known else ():
+                    entries.setdefault(key, []).append(value)
+    return found | {f"rollout/reward/{k}": float(np.mean(v)) for k, v in entries.items()}

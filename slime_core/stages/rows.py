@@ -7,13 +7,17 @@ import json
 import numpy as np
 
 from slime_core.errors import RewardError, StoreError
+from slime_core.refs import is_finite
 from slime_core.run.context import RunContext
 from slime_core.store.columnar import SampleBatch
+from slime_core.store.parts import KEPT, SPARE
 from slime_core.store.seal import Seal, open_groups, read_seal
+
+ERROR_KEY = '"reward_error"'
 
 
 def kept_rows(ctx: RunContext, segment: int) -> tuple[Seal, dict[int, SampleBatch]]:
-    """The seal of a segment, and the rows of each kept group by group id, ascending.
+    """The seal of a segment, and the rows of each kept or spare group by group id, ascending.
 
     Raises:
         StoreError: the segment is not sealed.
@@ -21,7 +25,9 @@ def kept_rows(ctx: RunContext, segment: int) -> tuple[Seal, dict[int, SampleBatc
     seal = read_seal(ctx.backend, segment)
     if seal is None:
         raise StoreError(f"segment {segment} is not sealed yet; generate it first")
-    kept = sorted(seal.as_segment().kept, key=lambda group: group.entry.group_id)
+    finished = seal.as_segment().finished.values()
+    usable = [group for group in finished if group.entry.verdict in (KEPT, SPARE)]
+    kept = sorted(usable, key=lambda group: group.entry.group_id)
     files = open_groups(ctx.cache, kept)
     rows = {}
     for group in kept:
@@ -45,3 +51,26 @@ def raw_rewards(ctx: RunContext, rows: SampleBatch) -> np.ndarray:
     if any(value is None for value in values):
         raise RewardError(f"a kept row has no reward {key!r} (reward_key)")
     return np.asarray(values, dtype=np.float64)
+
+
+def graded(rows: SampleBatch) -> np.ndarray:
+    """bool [rows]: False where a reward stands in for an answer that could not be graded and is
+    left out of the loss, so that it says nothing about its siblings either."""
+    failed = np.array([ERROR_KEY in (text or "") for text in rows.texts("metadata")], dtype=bool)
+    return ~(failed & rows.numbers("remove_sample").astype(bool))
+
+
+def reward_errors(rows: SampleBatch) -> list[str]:
+    """Why rows could not be graded, one reason for each that could not."""
+    texts = [text for text in rows.texts("metadata") if text and ERROR_KEY in text]
+    found = (json.loads(text).get("reward_error") for text in texts)
+    return [str(error["reason"]) for error in found if isinstance(error, dict)]
+
+
+def reward_values(rows: SampleBatch) -> list[dict[str, float]]:
+    """[rows] the entries of dict rewards that are numbers."""
+    values = [json.loads(text or "{}") for text in rows.texts("reward_values")]
+    return [
+        {k: float(v) for k, v in row.items() if isinstance(v, (int, float)) and is_finite(v)}
+        for row in values
+    ]

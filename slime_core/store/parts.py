@@ -26,7 +26,9 @@ from slime_core.store.digest import checksum, group_digests
 from slime_core.store.schema import METADATA_KEY, PART_SCHEMA, SCHEMA_VERSION
 
 KEPT, DROPPED, ABORTED, FAILED = "kept", "dropped", "aborted", "failed"
-VERDICTS = (KEPT, DROPPED, ABORTED, FAILED)
+SPARE = "spare"
+VERDICTS = (KEPT, DROPPED, SPARE, ABORTED, FAILED)
+FINAL = (KEPT, DROPPED, SPARE)
 _MAGIC_BYTES = 8  # "ARROW1" and padding before the first message of an IPC file
 
 
@@ -39,9 +41,10 @@ class GroupRows:
         attempt: how often it was begun before.
         data_epoch, position: the draw id.
         samples: rows in the order of the rollouts; fan-out siblings one after another.
-        verdict: `kept` and `dropped` are final; `aborted` and `failed` rows are partial.
+        verdict: `kept`, `dropped` and `spare` (a filter would drop it, unless a batch cannot be
+            filled otherwise) are final; `aborted` and `failed` rows are partial.
         reason: why it was not kept.
-        grader_digest: which grader gave the rewards.
+        grader_digest: which grader gave the rewards; a sequence names one for each row.
     """
 
     group_id: int
@@ -51,7 +54,7 @@ class GroupRows:
     samples: Sequence[Sample]
     verdict: str = KEPT
     reason: str | None = None
-    grader_digest: str | None = None
+    grader_digest: str | Sequence[str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class GroupEntry:
     @property
     def complete(self) -> bool:
         """The group is finished: it is trained or dropped, and not generated again."""
-        return self.verdict in (KEPT, DROPPED)
+        return self.verdict in FINAL
 
 
 @dataclass(frozen=True)
@@ -272,15 +275,22 @@ def _encode_groups(groups: Sequence[GroupRows], segment: int) -> tuple[pa.Record
         "position": [group.position for group in groups],
         "verdict": [group.verdict for group in groups],
         "verdict_reason": [group.reason for group in groups],
-        "grader_digest": [group.grader_digest for group in groups],
     }
     for name, values in shared.items():
         column = [value for value, n in zip(values, counts, strict=True) for _ in range(n)]
         arrays[name] = pa.array(column, PART_SCHEMA.field(name).type)
+    graders = [digest for group in groups for digest in _graders(group)]
+    arrays["grader_digest"] = pa.array(graders, PART_SCHEMA.field("grader_digest").type)
     positions = [place for group in groups for place in rollout_positions(group.samples)]
     arrays["sample_position"] = pa.array(positions, pa.int64())
     rows = pa.RecordBatch.from_arrays([arrays[n] for n in PART_SCHEMA.names], schema=PART_SCHEMA)
     return rows, counts
+
+
+def _graders(group: GroupRows) -> Sequence[str | None]:
+    """[rows] of a group."""
+    given = group.grader_digest
+    return [given] * len(group.samples) if given is None or isinstance(given, str) else given
 
 
 def _check_group(group: GroupRows) -> None:
@@ -288,6 +298,8 @@ def _check_group(group: GroupRows) -> None:
         raise DataError(f"group {group.group_id} has verdict {group.verdict!r}, not {VERDICTS}")
     if not group.samples:
         raise DataError(f"group {group.group_id} has no samples")
+    if len(_graders(group)) != len(group.samples):
+        raise DataError(f"group {group.group_id} has not one grader for each of its samples")
     for sample in group.samples:
         sample.check_lengths()
         if sample.group_index not in (None, group.group_id):

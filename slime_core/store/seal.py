@@ -87,7 +87,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Seal:
-    """A closed segment. `digest` covers what was sealed, not where it lies."""
+    """A closed segment. `digest` covers what was sealed, not where it lies.
+
+    Attributes:
+        draws: first group id begun in it, and the one after the last.
+        returned: (group id, segment that drew it) of draws begun here that did not end here; the
+            next segment begins with them.
+    """
 
     segment: int
     digest: str
@@ -99,6 +105,7 @@ class Seal:
     tokens: int
     counts: dict[str, int]
     found: bool = False
+    returned: tuple[tuple[int, int], ...] = ()
 
     def as_segment(self) -> Segment:
         return Segment(self.segment, self.groups)
@@ -142,6 +149,7 @@ def put_seal(
     parent: str,
     draws: tuple[int, int],
     tokenizer_digest: str,
+    returned: Sequence[tuple[int, int]] = (),
     by: dict[str, Any] | None = None,
 ) -> Seal:
     """Closes a segment.
@@ -149,8 +157,9 @@ def put_seal(
     Args:
         segment: what `adopt` found.
         parent: digest of the seal before, "" for the first.
-        draws: first group id drawn for this segment, and the one after the last.
+        draws: first group id begun in this segment, and the one after the last.
         tokenizer_digest: what the token ids mean.
+        returned: (group id, segment that drew it) of what the next segment begins with.
 
     Raises:
         StaleOwnerError: another owner sealed something else, or owns the run.
@@ -172,6 +181,8 @@ def put_seal(
         "tokens": sum(e.tokens for e in entries),
         "counts": dict(counts),
     }
+    if returned:
+        body["returned"] = [list(item) for item in returned]
     used = [part for part in segment.parts if part.key in {g.at.key for g in segment.groups}]
     number = {part.key: i for i, part in enumerate(used)}
     about = {
@@ -265,4 +276,5 @@ def _seal(document: Document) -> Seal:
         tokens=body["tokens"],
         counts=body["counts"],
         found=document.found,
+        returned=tuple((group, drawn) for group, drawn in body.get("returned", [])),
     )

@@ -105,14 +105,14 @@ async def interrupted(place: Place, monkeypatch) -> None:
     """An owner that stored some groups of segment 0 and then ended."""
     worker = await place.ready(0)
     await worker.sample(0, 0)
-    plain = worker.score
+    plain = worker._maker.finish
 
-    async def score(samples: Any) -> str:
+    async def finish(runtime: Any, samples: Any, segment: int) -> Any:
         if samples[0].group_index >= 3:
             await asyncio.Event().wait()
-        return await plain(samples)
+        return await plain(runtime, samples, segment)
 
-    monkeypatch.setattr(worker, "score", score)
+    monkeypatch.setattr(worker._maker, "finish", finish)
     task = asyncio.create_task(worker.generate(0, 0))
     while len(adopt(NodeCache(place.backend), 0).groups) < 3:
         assert not task.done()

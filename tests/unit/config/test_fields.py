@@ -29,6 +29,10 @@ CHANGED = {  # another valid value for fields whose type does not give one by it
     "tis_mode": "mask",
     "rs_level": "sequence",
     "num_critic_only_steps": 1,
+    "failed_samples": "drop",
+    "reward_error_policy": "drop",
+    "reward_shaping": "cosine",
+    "over_sampling_batch_size": 8,
 }
 TOGETHER = {  # fields that only pass the rules with others
     "eval_interval": {"eval_prompt_data": ["a", "b"]},
@@ -62,6 +66,12 @@ TOGETHER = {  # fields that only pass the rules with others
     "kl_target": {"advantage_estimator": "ppo", "kl_coef": 0.1},
     "kl_horizon": {"advantage_estimator": "ppo", "kl_coef": 0.1, "kl_target": 0.1},
     "use_opsm": {"use_rollout_logprobs": True},
+    "tool_paths": {"custom_generate_function_path": "g.py"},
+    "over_sampling_batch_size": {"dynamic_sampling_filter_path": "f.py:f"},
+    "partial_rollout": {"over_sampling_batch_size": 8},
+    "mask_offpolicy_in_partial_rollout": {"over_sampling_batch_size": 8, "partial_rollout": True},
+    "group_rm": {"custom_rm_path": "r.py"},
+    "overlong_buffer_len": {"reward_shaping": "overlong"},
     "opsm_delta": {"use_rollout_logprobs": True, "use_opsm": True},
 }
 FIXED = {  # one value works so far

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from slime_core.errors import EngineError, RewardError, StoreError
+from slime_core.rollout.outcome import Outcome
 from slime_core.rollout.part_writer import PartTarget, PartWriter
-from slime_core.rollout.segment import FURTHER_DRAWS_PER_GROUP, SegmentLoop, SegmentPlan
+from slime_core.rollout.segment import (
+    FURTHER_DRAWS_PER_GROUP,
+    SegmentLoop,
+    SegmentPlan,
+    SegmentWork,
+)
 from slime_core.sample import Sample
 from slime_core.store.backend import Backend, open_backend
 from slime_core.store.cache import NodeCache
@@ -31,7 +37,7 @@ class Rollout:
         self.finish = finish
         self.epoch = epoch
         self.attempts = attempts
-        self.tasks_left = 0
+        self.tasks_left = self.aborts = 0
         self.further_calls: list[int] = []
         self.begun: Counter[tuple[int, int]] = Counter()
         self.logged = [draw(group) for group in range(TARGET)]
@@ -42,7 +48,7 @@ class Rollout:
         self.logged += (new := [draw(first + i) for i in range(count)])
         return new
 
-    async def _finish(self, samples: list[Sample]) -> str:
+    async def _finish(self, samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
         self.begun[samples[0].group_index or 0, samples[0].attempt] += 1
         await asyncio.sleep(0)
         self.finish(samples)
@@ -53,7 +59,10 @@ class Rollout:
                 meta_info={"finish_reason": {"type": "stop"}, "weight_version": "a-0"},
             )  # fmt: skip
             sample.reward = 1.0
-        return "grader"
+        return Outcome(samples, ["grader"] * len(samples))
+
+    async def _abort(self) -> None:
+        self.aborts += 1
 
     def run(self) -> Segment:
         async def body() -> None:
@@ -61,7 +70,8 @@ class Rollout:
             counter = itertools.count()
             writer = PartWriter(target, lambda: next(counter))
             plan = SegmentPlan(0, TARGET, self.attempts)
-            loop = SegmentLoop(plan, self._finish, self.further, writer)
+            work = SegmentWork(self._finish, self.further, self._abort)
+            loop = SegmentLoop(plan, work, writer)
             try:
                 await loop.run(self.logged, adopt(NodeCache(self.backend), 0))
             finally:
@@ -246,10 +256,10 @@ def test_a_store_that_refuses_a_part_ends_the_segment_and_every_group_in_it(back
     rollout = Rollout(backend, all_fine)
     plain = rollout._finish
 
-    async def finish(samples: list[Sample]) -> str:
+    async def finish(samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
         if samples[0].group_index:
             await asyncio.Event().wait()
-        return await plain(samples)
+        return await plain(samples, stopping)
 
     def refuse(*_: object, **__: object) -> None:
         raise StoreError("no space left to write parts")

@@ -204,3 +204,77 @@ def test_what_is_packed_is_what_the_trainer_loads(tmp_path):
     start, end = loaded.token_offsets[4], loaded.token_offsets[5]
     assert loaded.tokens[start:end].tolist() == first.tokens
     np.testing.assert_array_equal(loaded.denominators, content.denominators)
+
+
+def ungraded(group: GroupRows, row: int) -> GroupRows:
+    sample = group.samples[row]
+    sample.remove_sample, sample.reward = True, 0.0
+    sample.metadata = sample.metadata | {"reward_error": {"reason": "timeout", "message": "m"}}
+    return group
+
+
+def test_an_answer_that_could_not_be_graded_says_nothing_about_its_siblings(tmp_path):
+    content = packed(lab(tmp_path), [ungraded(rows(0, 1.0, 0.0, 3.0, 5.0), 1), rows(1, 1, 1, 1, 1)])
+    expected = (np.array([1.0, 3.0, 5.0]) - 3.0) / (2.0 + 1e-6)
+    assert content.rewards[:4] == pytest.approx([expected[0], 0.0, *expected[1:]])
+    assert content.metrics["rollout/raw_reward"] == pytest.approx(13 / 7)
+    assert content.metrics["rollout/reward_error/timeout"] == 1.0
+    assert content.denominators[1] == 0.0
+
+
+def test_a_zero_for_an_ungraded_answer_counts_where_the_policy_wants_it(tmp_path):
+    group = ungraded(rows(0, 1.0, 0.0, 3.0, 4.0), 1)
+    group.samples[1].remove_sample = False
+    content = packed(lab(tmp_path), [group, rows(1, 1, 1, 1, 1)])
+    assert content.rewards[:4] == pytest.approx(
+        (np.array([1, 0, 3, 4]) - 2) / (np.std([1, 0, 3, 4], ddof=1) + 1e-6)
+    )
+
+
+def test_each_key_of_dict_rewards_is_a_metric(tmp_path):
+    groups = [rows(0, 0, 0, 0, 0), rows(1, 0, 0, 0, 0)]
+    for place, sample in enumerate(s for group in groups for s in group.samples):
+        sample.reward = {"score": place % 2, "style": 0.5, "note": "text"}
+    content = packed(lab(tmp_path, reward_key="score"), groups)
+    assert content.raw_rewards == [0.0, 1.0] * 4
+    found = {k: v for k, v in content.metrics.items() if k.startswith("rollout/reward/")}
+    assert found == {"rollout/reward/score": 0.5, "rollout/reward/style": 0.5}
+
+
+def test_spare_groups_fill_a_batch_and_filtered_ones_are_counted_by_reason(tmp_path):
+    spare = rows(1, 1, 1, 1, 1, verdict="spare", reason="dynamic_filter/zero_std_1.0")
+    gone = rows(0, 0, 0, 0, 0, verdict="dropped", reason="dynamic_filter/zero_std_0.0")
+    content = packed(lab(tmp_path), [gone, spare, group_rows(2)])
+    assert [group.group_id for group in content.groups] == [1, 2]
+    assert content.metrics["rollout/dynamic_filter/drop_zero_std_0.0"] == 1.0
+    assert content.metrics["rollout/dynamic_filter/spare_zero_std_1.0"] == 1.0
+    enough = packed(lab(tmp_path, "b"), [spare, group_rows(2), group_rows(3)])
+    assert [group.group_id for group in enough.groups] == [2, 3]
+    assert enough.unused == ((1, 0, 0, "dynamic_filter/zero_std_1.0"),)
+
+
+def test_overlong_answers_lose_reward_before_normalisation_and_keep_the_raw_one(tmp_path):
+    options = {"reward_shaping": "overlong", "overlong_buffer_len": 4, "overlong_penalty_factor": 2}
+    ctx = lab(tmp_path, disable_rewards_normalization=True, **options)
+    limit = ctx.config.rollout.rollout_max_response_len
+    lengths = [1, limit - 3, limit - 2, limit]
+    samples = [finished_sample(0, i, length) for i, length in enumerate(lengths)]
+    for sample in samples:
+        sample.reward = 1.0
+    content = packed(ctx, [replace(group_rows(0), samples=samples), rows(1, 1, 1, 1, 1)])
+    assert content.rewards[:4] == pytest.approx([1.0, 0.5, 0.0, -1.0])
+    assert content.raw_rewards[:4] == [1.0] * 4
+    assert content.metrics["rollout/reward_shaping"] == pytest.approx(-4 / 8), (
+        "one of the others is of limit - 3"
+    )
+
+
+def test_cosine_shaping_prefers_short_right_answers(tmp_path):
+    ctx = lab(tmp_path, disable_rewards_normalization=True, reward_shaping="cosine")
+    limit = ctx.config.rollout.rollout_max_response_len
+    samples = [finished_sample(0, i, length) for i, length in enumerate([limit, 1, limit, 1])]
+    for place, sample in enumerate(samples):
+        sample.reward = float(place < 2)
+    content = packed(ctx, [replace(group_rows(0), samples=samples), rows(1, 1, 1, 1, 1)])
+    long_right, short_right, long_wrong, short_wrong = content.rewards[:4]
+    assert short_wrong < long_wrong < 0 < long_right < short_right

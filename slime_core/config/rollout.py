@@ -1,0 +1,95 @@
+"""The groups `rollout` and `rewards` of the configuration. docs/rewards-and-tools.md shows them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from slime_core.config.base import Group, Identity, Numeric, Operational
+
+
+class RolloutGroup(Group):
+    """Generation."""
+
+    hf_checkpoint: Identity[str]
+    """Folder of the Hugging Face model that training starts from, tokenizer included."""
+    rollout_batch_size: Numeric[int] = Field(ge=1)
+    """Prompts of one iteration."""
+    n_samples_per_prompt: Identity[int] = Field(default=1, ge=1)
+    """Samples of each prompt: one group."""
+    rollout_max_response_len: Numeric[int] = Field(ge=1)
+    """Most tokens of a response."""
+    rollout_temperature: Numeric[float] = Field(default=1.0, gt=0)
+    """Sampling temperature; log-probs divide logits by it."""
+    rollout_top_p: Numeric[float] = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the sampling."""
+    rollout_top_k: Numeric[int] = -1
+    """Highest-probability tokens to sample from; -1 takes all."""
+    rollout_stop: Numeric[list[str]] = Field(default_factory=list)
+    """Strings that end a response."""
+    rollout_stop_token_ids: Numeric[list[int]] = Field(default_factory=list)
+    """Tokens that end a response, besides the model's end token."""
+    rollout_skip_special_tokens: Numeric[bool] = False
+    """Leave special tokens out of the response text (never out of the tokens)."""
+    rollout_seed: Identity[int] = 42
+    """Seed of shuffling and sampling."""
+    rollout_max_context_len: Numeric[int | None] = Field(default=None, ge=2)
+    """Most tokens of prompt and response together, tool output included; only
+    rollout_max_response_len counts without it."""
+    custom_generate_function_path: Numeric[str | None] = None
+    """Import path of `async generate(args, sample, sampling_params)` for each sample, or
+    `async generate(args, samples, evaluation=False)` for a group."""
+    rollout_sample_hook_path: Numeric[list[str]] = Field(default_factory=list)
+    """Import paths of `hook(args, sample, *, rollout_id, evaluation)`, called before grading."""
+    max_turns: Numeric[int] = Field(default=5, ge=1)
+    """Most turns of a multi-turn generation."""
+    tool_paths: Numeric[list[str]] = Field(default_factory=list)
+    """Tools of slime_core.rollout.multiturn: `calculator`, or import paths of your own."""
+    tool_timeout_s: Operational[float] = Field(default=30.0, gt=0)
+    """Deadline of one tool call."""
+    over_sampling_batch_size: Numeric[int | None] = Field(default=None, ge=1)
+    """Prompts begun at once, and again where filters left too few; default rollout_batch_size."""
+    dynamic_sampling_filter_path: Numeric[str | None] = None
+    """Which scored groups are trained: `check_reward_nonzero_std`,
+    `check_reward_nonzero_std_with_fallback`, or the import path of `filter(args, samples)`."""
+    partial_rollout: Numeric[bool] = False
+    """Take the first groups that end; what the others have by then is kept and goes on first in
+    the next iteration."""
+    mask_offpolicy_in_partial_rollout: Numeric[bool] = False
+    """Leave tokens that older weights produced out of the loss."""
+    failed_samples: Numeric[Literal["mask", "drop", "train"]] = "mask"
+    """Samples that their generate function marked FAILED: leave them out of the loss, drop their
+    group, or train them."""
+    sglang_server_concurrency: Operational[int] = Field(default=512, ge=1)
+    """Requests in flight per engine."""
+
+
+class RewardsGroup(Group):
+    """Scoring."""
+
+    rm_type: Numeric[str | None] = None
+    """Built-in grader, such as exact_match or math."""
+    custom_rm_path: Numeric[str | None] = None
+    """Import path of `async reward(args, sample, **kwargs) -> float`."""
+    reward_key: Numeric[str | None] = None
+    """Which entry of a dict reward is trained."""
+    group_rm: Numeric[bool] = False
+    """Hand whole groups to custom_rm_path, as `async fn(args, samples) -> list`."""
+    rm_url: Numeric[str | None] = None
+    """Reward server of rm_type remote_rm."""
+    reward_error_policy: Numeric[Literal["mask", "zero", "drop", "fail"]] = "mask"
+    """A sample that cannot be graded: leave it out, reward 0, drop its group, or stop the run."""
+    reward_timeout_s: Operational[float] = Field(default=60.0, gt=0)
+    """Deadline of one grading."""
+    reward_workers: Operational[int] = Field(default=1, ge=1)
+    """Processes that run graders."""
+    reward_shaping: Numeric[Literal["none", "overlong", "cosine"]] = "none"
+    """Rewards by length: overlong subtracts up to overlong_penalty_factor near the limit (DAPO),
+    cosine prefers short right answers and long wrong ones."""
+    overlong_buffer_len: Numeric[int | None] = Field(default=None, ge=1)
+    """Tokens before rollout_max_response_len over which the penalty grows (overlong)."""
+    overlong_penalty_factor: Numeric[float] = Field(default=1.0, ge=0)
+    """Size of the full penalty (overlong)."""
+    grader_secrets: Operational[str | None] = None
+    """block:NAME of a GraderSecrets block; graders find its entries in their environment."""

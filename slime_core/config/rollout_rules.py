@@ -1,0 +1,99 @@
+"""Rules about generation and rewards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slime_core.config.tree import RunConfig
+
+WITHOUT_LABEL = ("random", "ifeval", "ifbench", "remote_rm")
+
+
+def validate(config: RunConfig) -> str | None:
+    """The first rule that is broken, as a full sentence."""
+    for rule in (_reward, _reward_options, _shaping, _sampling, _length, _tools):
+        problem = rule(config)
+        if problem:
+            return problem
+    return None
+
+
+def _reward(config: RunConfig) -> str | None:
+    rewards = config.rewards
+    if rewards.rm_type is None and rewards.custom_rm_path is None:
+        if config.rollout.custom_generate_function_path is not None:
+            return None  # it may set rewards itself
+        return "no reward is configured: set rm_type (such as exact_match) or custom_rm_path"
+    if rewards.custom_rm_path is not None or rewards.rm_type is None:
+        return None
+    if rewards.rm_type.removeprefix("boxed_") in WITHOUT_LABEL or config.data.label_key is not None:
+        return None
+    return f"the grader {rewards.rm_type} compares with a label: set label_key"
+
+
+def _reward_options(config: RunConfig) -> str | None:
+    rewards = config.rewards
+    remote = (rewards.rm_type or "").removeprefix("boxed_") == "remote_rm"
+    if remote and rewards.rm_url is None:
+        return "rm_type remote_rm asks a reward server: set rm_url"
+    if rewards.group_rm and rewards.custom_rm_path is None:
+        return "group_rm hands groups to a function: set custom_rm_path"
+    return None
+
+
+def _shaping(config: RunConfig) -> str | None:
+    rewards, limit = config.rewards, config.rollout.rollout_max_response_len
+    if rewards.reward_shaping != "overlong":
+        if rewards.overlong_buffer_len is not None:
+            return "overlong_buffer_len has an effect only with reward_shaping overlong: set both"
+        return None
+    if rewards.overlong_buffer_len is None or rewards.overlong_buffer_len > limit:
+        return (
+            "reward_shaping overlong needs overlong_buffer_len, the tokens over which the penalty "
+            f"grows: 1 to rollout_max_response_len ({limit}), not {rewards.overlong_buffer_len}"
+        )
+    return None
+
+
+def _sampling(config: RunConfig) -> str | None:
+    rollout = config.rollout
+    begun, needed = rollout.over_sampling_batch_size, rollout.rollout_batch_size
+    if begun is not None and begun < needed:
+        return (
+            f"over_sampling_batch_size {begun} is below rollout_batch_size {needed}: begin at "
+            "least as many prompts as are trained"
+        )
+    if rollout.partial_rollout and (begun is None or begun == needed):
+        return (
+            "partial_rollout cuts off what is begun beyond rollout_batch_size: set "
+            f"over_sampling_batch_size above {needed}"
+        )
+    if rollout.mask_offpolicy_in_partial_rollout and not rollout.partial_rollout:
+        return "mask_offpolicy_in_partial_rollout has an effect only with partial_rollout: set both"
+    chosen = rollout.partial_rollout or rollout.dynamic_sampling_filter_path is not None
+    if begun is not None and begun > needed and not chosen:
+        return (
+            "over_sampling_batch_size begins prompts that nothing would choose from: set "
+            "dynamic_sampling_filter_path or partial_rollout too"
+        )
+    return None
+
+
+def _length(config: RunConfig) -> str | None:
+    prompt, context = config.data.rollout_max_prompt_len, config.rollout.rollout_max_context_len
+    if prompt is not None and context is not None and prompt >= context:
+        return (
+            f"rollout_max_prompt_len {prompt} leaves no room for a response in "
+            f"rollout_max_context_len {context}: make it at most {context - 1}"
+        )
+    return None
+
+
+def _tools(config: RunConfig) -> str | None:
+    if config.rollout.tool_paths and config.rollout.custom_generate_function_path is None:
+        return (
+            "tool_paths has an effect only with a generate function that calls tools: set "
+            "custom_generate_function_path to slime_core.rollout.multiturn.generate"
+        )
+    return None

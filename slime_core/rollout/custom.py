@@ -1,0 +1,150 @@
+"""Generate functions by import path: per sample as upstream has them, or per list as the seed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_core.errors import PluginError, SlimeError
+from slime_core.plugins.load import accepts, check_signature, load, source_digest
+from slime_core.refs import digest_of
+from slime_core.rollout.runtime import Runtime
+from slime_core.sample import Sample, Status
+from slime_core.store.parts import rollout_positions
+from slime_core.waits import together, within
+
+GENERATE_NAMES = ("custom_generate", "generate")
+PER_SAMPLE = ("args", "sample", "sampling_params")
+PER_LIST = ("args", "samples")
+
+
+@dataclass(frozen=True)
+class GenerateFunction:
+    """A loaded generate function.
+
+    Attributes:
+        path: how the user named it.
+        per_list: it takes all samples of a group and their list comes back.
+        digest: of its path and source; stands as the grader of rewards that it sets.
+    """
+
+    path: str
+    function: Any
+    per_list: bool
+    digest: str
+
+    @property
+    def form(self) -> str:
+        """How it is called, in words."""
+        return "async def, called with each group" if self.per_list else (
+            "async def, called for each sample"
+        )  # fmt: skip
+
+    async def run(self, runtime: Runtime, samples: Sequence[Sample]) -> list[Sample]:
+        """Rows of all samples, in their order; fan-out siblings share a rollout_id.
+
+        Raises:
+            PluginError: the function raised, or returned what cannot be used.
+            DeadlineError: it took longer than its deadline.
+        """
+        limit_s = runtime.sampling.timeout_s * max(1, getattr(runtime.args, "max_turns", 1))
+        with runtime.active():
+            call = self._call(runtime, samples)
+            try:
+                rows = await within(
+                    f"{self.path} for group {samples[0].group_index}", limit_s, call
+                )
+            except SlimeError:
+                raise
+            except Exception as error:
+                raise PluginError(f"{self.path} raised {type(error).__name__}: {error}") from error
+        for row in rows:
+            self._complete(row, runtime)
+        rollouts = max(rollout_positions(rows)) + 1
+        if rollouts != len(samples):
+            raise PluginError(
+                f"{self.path} returned {rollouts} rollouts for {len(samples)} samples; rows of one "
+                "rollout share their rollout_id"
+            )
+        return rows
+
+    async def _call(self, runtime: Runtime, samples: Sequence[Sample]) -> list[Sample]:
+        if not self.per_list:
+            each = await together(self._one(runtime, sample) for sample in samples)
+            return [row for rows in each for row in rows]
+        keywords = self._keywords(runtime)
+        found = await self.function(runtime.args, list(samples), **keywords)
+        if not isinstance(found, (list, tuple)) or len(found) != len(samples):
+            shown = len(found) if isinstance(found, (list, tuple)) else repr(found)[:80]
+            raise PluginError(f"{self.path} returned {shown} for a list of {len(samples)} samples")
+        each = [self._siblings(one, sample) for one, sample in zip(found, samples, strict=True)]
+        return [row for rows in each for row in rows]
+
+    async def _one(self, runtime: Runtime, sample: Sample) -> list[Sample]:
+        params = runtime.sampling_params(sample)
+        found = await self.function(runtime.args, sample, params, **self._keywords(runtime))
+        return self._siblings(found, sample)
+
+    def _keywords(self, runtime: Runtime) -> dict[str, bool]:
+        return {"evaluation": runtime.evaluation} if accepts(self.function, "evaluation") else {}
+
+    def _siblings(self, found: Any, sample: Sample) -> list[Sample]:
+        """The rows of one rollout."""
+        rows = list(found) if isinstance(found, (list, tuple)) else [found]
+        if not rows or not all(isinstance(row, Sample) for row in rows):
+            raise PluginError(f"{self.path} returned {found!r:.80}; a Sample or list is needed")
+        for row in rows:
+            row.group_index, row.attempt = sample.group_index, sample.attempt
+            row.index = sample.index if row.index is None else row.index
+            if len(rows) > 1:
+                row.rollout_id = sample.index
+        return rows
+
+    def _complete(self, row: Sample, runtime: Runtime) -> None:
+        """Fills in what functions may leave out, and refuses what cannot be trained."""
+        if row.response and not row.response_length and row.status is not Status.FAILED:
+            raise PluginError(
+                f"{self.path}: {row.describe()} has a response without tokens; use "
+                "slime_core.rollout.multiturn, or sample.append_response_tokens"
+            )
+        if row.status is Status.PENDING:
+            row.status = Status.COMPLETED
+        if not row.weight_versions and runtime.versions:
+            row.weight_versions = list(dict.fromkeys(runtime.versions))
+        if row.status is not Status.ABORTED and not row.response_length:
+            end = getattr(runtime.tokenizer, "eos_token_id", None)
+            row.append_response_tokens(tokens=[end or 0], log_probs=None, trainable=False)
+        row.check_lengths()
+
+
+def load_generate(path: str) -> GenerateFunction:
+    """Loads a generate function and finds out its form.
+
+    Raises:
+        PluginError: it does not exist, is not async, or fits neither form.
+    """
+    function = load(path, GENERATE_NAMES)
+    per_list = _takes_list(function)
+    call = PER_LIST if per_list else PER_SAMPLE
+    if accepts(function, "evaluation"):
+        call = (*call, "evaluation=")
+    check_signature(function, path, call, must_be_async=True)
+    digest = digest_of(["generate", path, source_digest(function)])
+    return GenerateFunction(path, function, per_list, digest)
+
+
+def _takes_list(function: Any) -> bool:
+    """By the name of its second parameter, or since it takes no sampling parameters."""
+    if not callable(function):
+        return False
+    try:
+        names = list(inspect.signature(function).parameters)
+    except ValueError:
+        return False
+    if len(names) < 2:
+        return False
+    return names[1].endswith("s") or "list" in names[1] or (
+        len(names) == 3 and names[2] == "evaluation"
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""What code inside a rollout may use: engines, tokenizer, graders and settings.
+
+Custom functions get it as `current()`; the names that slime gives them (slime_names.py) and the
+multi-turn helpers are built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_core.engines.client import EngineAnswerError, EngineUnreachableError
+from slime_core.errors import EngineError, PluginError
+from slime_core.rewards.hub import RewardHub
+from slime_core.rollout.gate import EngineGate
+from slime_core.rollout.generate import SERVER_ERROR, Sampling
+from slime_core.sample import Sample
+from slime_core.waits import Deadline, within
+
+ROUTER_HOST, ROUTER_PORT = "engines.invalid", 30000
+"""The address that plug-ins see as SGLang's router; `post` takes it to the run's engines."""
+ABORTED_META = {"finish_reason": {"type": "abort"}, "output_token_logprobs": [], "id": ""}
+
+
+@dataclass
+class Runtime:
+    """One rollout, as the code inside it sees it.
+
+    Attributes:
+        args: every setting under its flag name.
+        sampling: limits and sampling parameters.
+        seed_of: seed of a sample's next request.
+        evaluation: it evaluates and does not train.
+        stopping: once it says so nothing may be generated any more.
+        versions: weight versions that answered so far.
+    """
+
+    args: Any
+    tokenizer: Any
+    gate: EngineGate
+    hub: RewardHub
+    sampling: Sampling
+    seed_of: Callable[[Sample], int]
+    evaluation: bool = False
+    stopping: Callable[[], bool] = lambda: False
+    versions: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Makes this the `current()` one, also of tasks started inside."""
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+
+    def sampling_params(self, sample: Sample) -> dict[str, Any]:
+        """SGLang's parameters for a sample, its own seed and what is left of its length."""
+        return {
+            **self.sampling.params,
+            "max_new_tokens": max(0, self.sampling.left(sample)),
+            "sampling_seed": self.seed_of(sample),
+        }
+
+    async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One call of SGLang's /generate at the least busy engine, with its JSON answer.
+
+        Raises:
+            EngineError: the request was refused, or no engine answered it.
+        """
+        deadline = Deadline("a request of a generate function", self.sampling.timeout_s)
+        while not self.stopping():
+            deadline.check()
+            async with self.gate.engine(1, deadline.remaining_s) as client:
+                try:
+                    call = client.generate_raw(body)
+                    answer = await within(deadline.name, deadline.remaining_s, call)
+                except (EngineUnreachableError, EngineAnswerError) as error:
+                    if isinstance(error, EngineAnswerError) and error.status < SERVER_ERROR:
+                        raise
+                    await self.gate.mark_down(client, str(error))
+                    continue
+            if not isinstance(answer, dict):
+                raise EngineError("a generate function sent a batch; send one prompt a request")
+            version = answer.get("meta_info", {}).get("weight_version")
+            if version is not None:
+                self.versions.append(str(version))
+            return answer
+        return {"text": "", "output_ids": [], "meta_info": dict(ABORTED_META)}
+
+
+_CURRENT: ContextVar[Runtime] = ContextVar("slime_rollout")
+
+
+def current() -> Runtime:
+    """The rollout this code runs in.
+
+    Raises:
+        PluginError: it runs outside of any.
+    """
+    try:
+        return _CURRENT.get()
+    except LookupError as error:
+        raise PluginError(
+            "generation and rewards are at hand only inside a generate or reward function that "
+            "slime-flow called (and not in its grader processes: make the function `async def`)"
+        ) from error
