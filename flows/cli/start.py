@@ -23,6 +23,7 @@ from flows.services.stack import api_url_of
 from flows.stop import GOES_ON, Stopper
 from slime_core.config.block_names import blocks_in
 from slime_core.config.flags import FlagParser, add_flags
+from slime_core.config.secrets import hidden
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.report.terminal import Terminal
@@ -244,7 +245,7 @@ class Command:
                 limit_s = self._config.fault_tolerance.start_timeout_s
                 await asyncio.to_thread(self._server.wait_healthy, limit_s)
             self._terminal.up("Prefect")
-            await train(self._config)
+            await train(hidden(self._config))  # what is trained stands in the launch
         except API_ERRORS as error:
             if not launch.finished:
                 raise ServerError(f"Prefect's API failed: {error}") from error

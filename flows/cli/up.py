@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
         word = "started" if name in names else "runs already"
         print(f"{stack.TITLES[name]:<8}  {service.address}  {word}, process {service.process.pid}")
     print(f"logs in {processes.folder_of(plan.workspace)}; `slime down` ends these")
+    print(f"for commands of prefect: export PREFECT_API_URL={api_url}")
     return 0
 
 

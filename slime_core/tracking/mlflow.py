@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_core.config.secrets import HIDDEN, is_secret
 from slime_core.tracking.outbox import TrackerAway, TrackerRefused
 from slime_core.tracking.projection import Record
 from slime_core.tracking.registry import sanitised
@@ -31,9 +31,6 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-SECRET = re.compile(
-    r"(^|_)(api_?key|access_?key|secret|password|passwd|credentials?|(auth|hf|bearer)_token)($|_)"
-)
 LASTING_ERRORS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
 LASTING_ERRORS += ("UNAUTHENTICATED", "BAD_REQUEST", "ENDPOINT_NOT_FOUND", "INVALID_STATE")
 
@@ -226,8 +223,8 @@ def flattened(params: dict[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in params.items():
         name = f"{prefix}{key}"
-        if SECRET.search(key.lower().replace("-", "_")):
-            found[sanitised(name)] = "***"
+        if is_secret(key):
+            found[sanitised(name)] = HIDDEN
         elif isinstance(value, dict) and value:
             found |= flattened(value, f"{name}.")
         else:
