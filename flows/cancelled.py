@@ -26,19 +26,26 @@ async def obey_cancel(flow_run_id: UUID) -> None:
     parent = os.getppid()
     while True:
         await asyncio.sleep(LOOK_S)
-        if _has_worker() and os.getppid() == parent:
+        if has_worker(parent):
             continue
-        if await _is_cancelled(flow_run_id):
+        if await is_cancelled(flow_run_id):
             log.info("Prefect was told to cancel this run")
             os.kill(os.getpid(), signal.SIGTERM)
             return
 
 
-def _has_worker() -> bool:
-    return bool(os.environ.get("PREFECT__WORKER_ID") or os.environ.get("PREFECT__FLOW_RUN_ID"))
+def has_worker(parent_pid: int) -> bool:
+    """Whether the worker that started this process lives.
+
+    Args:
+        parent_pid: of this process when it started.
+    """
+    started_by_one = "PREFECT__WORKER_ID" in os.environ or "PREFECT__FLOW_RUN_ID" in os.environ
+    return started_by_one and os.getppid() == parent_pid
 
 
-async def _is_cancelled(flow_run_id: UUID) -> bool:
+async def is_cancelled(flow_run_id: UUID) -> bool:
+    """Whether somebody has cancelled a flow run; False where Prefect does not answer."""
     if not await reachable():
         return False
     try:

@@ -11,12 +11,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
 from blocks.resolve import resolve
+from flows.cancelled import has_worker, is_cancelled
 from flows.launch import Launch, choose
 from flows.prefect_api import RUN_TAG
 from flows.services.environment import WORKSPACE
@@ -46,9 +48,11 @@ async def deployed(
         Completed, or Cancelled where a signal or a cancel stopped it.
 
     Raises:
+        asyncio.CancelledError: Prefect was told to cancel it, and its worker says so.
         ConfigError: a parameter that cannot work, before anything was started.
         SlimeError: what stopped the run.
     """
+    parent = os.getppid()
     with _signals() as stopper:
         given = configuration(config, overrides)
         resolved = await resolve(given)
@@ -71,6 +75,10 @@ async def deployed(
             if stopper is None or stopper.exit_code is None:
                 raise
             log.info("the run was stopped (%r)", error)
+            if has_worker(parent) and await is_cancelled(UUID(str(flow_run.id))):
+                # The worker sets the state when this process has ended. Were it set now, a retry
+                # that comes at once would be undone by the worker.
+                raise asyncio.CancelledError from error
             return Cancelled(message=STOPPED)
         finally:
             if stopper is not None:

@@ -63,7 +63,7 @@ def test_a_flow_with_a_living_worker_leaves_the_cancel_to_it(monkeypatch):
         return True
 
     killed: list[tuple[int, int]] = []
-    monkeypatch.setattr(cancelled, "_is_cancelled", look)
+    monkeypatch.setattr(cancelled, "is_cancelled", look)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
     parents = iter([7, 7, 7, 1, 1])
     monkeypatch.setattr(os, "getppid", lambda: next(parents))

@@ -6,6 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 import yaml
@@ -97,6 +98,8 @@ def started(monkeypatch):
     monkeypatch.setattr(module, "require", lambda config: [])
     monkeypatch.setattr(module.Launch, "start", lambda *_, **__: launch)
     monkeypatch.setattr(stop, "kill_everything", lambda code: None)
+    monkeypatch.delenv("PREFECT__WORKER_ID", raising=False)
+    monkeypatch.delenv("PREFECT__FLOW_RUN_ID", raising=False)
     return launch
 
 
@@ -130,6 +133,24 @@ def test_a_training_that_is_stopped_is_cancelled_whatever_the_stop_tears_down(st
     assert state.is_cancelled() and "slime resume" in state.message
     assert started.closed
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_worker_says_that_a_run_was_cancelled(started, monkeypatch):
+    """Prefect's worker would undo a retry that comes before it has said so."""
+
+    async def training(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(30)
+
+    async def yes(_):
+        return True
+
+    monkeypatch.setenv("PREFECT__WORKER_ID", "w")
+    monkeypatch.setattr(module, "is_cancelled", yes)
+    monkeypatch.setattr(module, "flow_run", SimpleNamespace(id=UUID(int=1), run_count=1, tags=[]))
+    with pytest.raises(asyncio.CancelledError):
+        end_of(training)
+    assert started.closed
 
 
 def test_a_failure_stays_one(started):
