@@ -130,6 +130,7 @@ def _settings_of(dataset: EvalDataset, config: RunConfig) -> SourceSettings:
         tool_key=dataset.tool_key,
         apply_chat_template=dataset.apply_chat_template,
         apply_chat_template_kwargs=dataset.apply_chat_template_kwargs,
+        rollout_max_prompt_len=dataset.max_prompt_len,
         max_bad_rows=config.data.max_bad_rows,
     )
 

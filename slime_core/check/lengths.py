@@ -39,6 +39,8 @@ def check_lengths(
     for number, (found, wanted) in enumerate(scans):
         prompt_tokens, row = _longest(found, tokenizer, findings)
         total = prompt_tokens + wanted.response_tokens
+        most_tokens = config.rollout.rollout_max_context_len
+        total = total if most_tokens is None else min(total, most_tokens)
         if number == 0:
             findings.fact("data", longest_prompt_tokens=prompt_tokens)
             _micro_batch(config, total, findings)
@@ -73,7 +75,9 @@ def _longest(
         made = findings.attempt(lambda r=row: rendered(r, found.settings, tokenizer))
         if made is None:
             return longest
-        longest = max(longest, (len(made[1]), row), key=lambda item: item[0])
+        most = found.settings.rollout_max_prompt_len
+        if most is None or len(made[1]) <= most:  # longer prompts are left out
+            longest = max(longest, (len(made[1]), row), key=lambda item: item[0])
     return longest
 
 

@@ -61,7 +61,8 @@ def check_grader(name: str) -> str:
 def label_needed(config: RunConfig) -> str | None:
     """The grader of the training if it cannot do without a label."""
     rewards = config.rewards
-    if rewards.custom_rm_path or rewards.rm_type is None:
+    own = rewards.custom_rm_path or config.rollout.custom_generate_function_path
+    if own or rewards.rm_type is None:
         return None
     grader = GRADERS.get(rewards.rm_type.removeprefix(BOXED))
     return grader.name if grader and grader.needs_label else None

@@ -46,6 +46,19 @@ def test_the_report_for_people_ends_with_the_verdict(capsys, tmp_path):
     assert "unknown --rm-type 'mth'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "limit", [("--rollout-max-context-len", 100), ("--rollout-max-prompt-len", 5)]
+)
+def test_prompts_and_responses_count_up_to_their_own_limits(capsys, tmp_path, limit):
+    """Both are cut or left out before they reach the model's context of 256 tokens."""
+    rows = [{"input": text, "label": "1"} for text in ("9770=", "97709770=")]
+    (tmp_path / "p.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lengths = ("--prompt-data", tmp_path / "p.jsonl", "--rollout-max-response-len", 250)
+    assert main(["check", str(QUICKSTART), *map(str, lengths)]) == 2
+    assert "p.jsonl, row 2) = 259 tokens" in capsys.readouterr().out
+    assert report(capsys, *lengths, *limit)["problems"] == []
+
+
 def test_what_needs_sglang_is_said_once(capsys, tmp_path):
     found = report(
         capsys, "--sglang-mem-fraction-static", 0.5, "--sglang-random-seed", 3, "--device", "cpu"
