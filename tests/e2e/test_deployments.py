@@ -210,7 +210,7 @@ def test_a_run_has_its_keys_from_blocks_and_writes_them_nowhere(services):
         stored = SampleStore(**place, **keys).backend()
         batch = json.loads(stored.get(f"{run['name']}/iterations/000000/batch.json"))
         objects = {entry.key: stored.get(entry.key) for entry in stored.list()}
-    assert set(batch["body"]["raw_rewards"]) == {1.0}, "the grader saw its key"
+    assert set(batch["body"]["raw_rewards"]) == {"f:1.0"}, "the grader did not see its key"
     assert not services.workspace.joinpath("store", run["name"]).exists()
     holding = [key for key, content in objects.items() if SECRET.encode() in content]
     for path in services.workspace.rglob("*"):
