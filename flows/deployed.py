@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import State
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
@@ -48,7 +49,7 @@ async def deployed(
         Completed, or Cancelled where a signal or a cancel stopped it.
 
     Raises:
-        asyncio.CancelledError: Prefect was told to cancel it, and its worker says so.
+        Abort: Prefect was told to cancel it, and its worker will say so.
         ConfigError: a parameter that cannot work, before anything was started.
         SlimeError: what stopped the run.
     """
@@ -78,7 +79,7 @@ async def deployed(
             if has_worker(parent) and await is_cancelled(UUID(str(flow_run.id))):
                 # The worker sets the state when this process has ended. Were it set now, a retry
                 # that comes at once would be undone by the worker.
-                raise asyncio.CancelledError from error
+                raise Abort("cancelled; the worker says so") from error
             return Cancelled(message=STOPPED)
         finally:
             if stopper is not None:

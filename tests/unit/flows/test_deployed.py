@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 import yaml
+from prefect.exceptions import Abort
 
 from flows import deployed as module
 from flows import stop
@@ -148,7 +149,7 @@ def test_the_worker_says_that_a_run_was_cancelled(started, monkeypatch):
     monkeypatch.setenv("PREFECT__WORKER_ID", "w")
     monkeypatch.setattr(module, "is_cancelled", yes)
     monkeypatch.setattr(module, "flow_run", SimpleNamespace(id=UUID(int=1), run_count=1, tags=[]))
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(Abort):
         end_of(training)
     assert started.closed
 
