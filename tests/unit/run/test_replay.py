@@ -22,7 +22,7 @@ class StandInRank:
     made: list["StandInRank"]
 
     def __init__(self, config: RunConfig) -> None:
-        self.trainer, self.config, self.closed = StandInTrainer(), config, False
+        self.trainer, self.config, self.closed = StandInTrainer(config), config, False
         self.made.append(self)
 
     def setup(self):
@@ -41,8 +41,6 @@ class StandInRank:
         assert batch.group_ids.size
         iteration = len(self.trainer.log)
         call = TrainCall(iteration, epoch, expect, next_state, batch_digest, seed, forced_skips)
-        if self.config.train.lr != 1e-6:
-            self.trainer.drifts.add(iteration)
         return asyncio.run(self.trainer.train(call))
 
     def close(self):
