@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from flows.server import QUIET, client_environment
@@ -23,8 +24,10 @@ QUIET_MLFLOW = {
 def prefect_environment(workspace: Path, api_url: str) -> dict[str, str]:
     """For the worker and for Prefect's commands: our server, the workspace's own settings."""
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("PREFECT_")}
+    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return {
         **inherited,
+        "PATH": os.pathsep.join(programs),
         **client_environment(api_url, workspace.absolute() / "prefect"),
         "PREFECT_WORKER_QUERY_SECONDS": str(QUERY_S),
         "PREFECT_CLI_PROMPT": "false",

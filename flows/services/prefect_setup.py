@@ -34,6 +34,8 @@ without harm: while it is away it hears no heartbeat."""
 ZOMBIES = "slime: crash runs whose process is gone"
 GONE = f"no sign of its process for {SILENT_S} s; `slime resume` goes on"
 DEFAULT = "workspace"
+ENGINE = "python -m prefect.engine"
+"""How the worker starts a flow; `slime up` puts its own Python first on the worker's path."""
 
 
 async def prepare(workspace: Path, pool: str) -> AsyncIterator[str]:
@@ -101,6 +103,9 @@ async def _made_pool(client: PrefectClient, name: str) -> bool:
         return False
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
+        # With a command of its own a flow gets signals alone. Without one they go to its process
+        # group: Ray's processes die first, and a clean end takes longer than it may.
+        template["variables"]["properties"]["command"]["default"] = ENGINE
         await client.create_work_pool(
             WorkPoolCreate(name=name, type="process", base_job_template=template)
         )

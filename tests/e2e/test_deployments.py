@@ -136,7 +136,9 @@ def test_cancel_retry_and_stop(services):
     assert run["state"]["name"] == "Cancelled" and "slime resume" in run["state"]["message"]
     trained = services.trained(run_id)
     states = services.children(flow_run_id)
-    assert [states[f"iteration {k:06d}"] for k in range(trained)] == ["Completed"] * trained
+    shown = [states[f"iteration {k:06d}"] for k in range(trained)]
+    assert set(shown) <= {"Completed", "Crashed"}
+    assert shown.count("Crashed") <= 1, "only the one that the cancel interrupted"
     assert f"run {run_id} does not run" in services.slime("stop", run_id)
 
 
