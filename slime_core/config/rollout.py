@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -46,8 +46,12 @@ class RolloutGroup(Group):
     """Most turns of a multi-turn generation."""
     tool_paths: Numeric[list[str]] = Field(default_factory=list)
     """Tools of slime_core.rollout.multiturn: `calculator`, or import paths of your own."""
+    tool_parser: Numeric[Literal["auto", "hermes", "glm", "llama", "mistral"]] = "auto"
+    """How the model writes tool calls; auto knows each format when it sees it."""
     tool_timeout_s: Operational[float] = Field(default=30.0, gt=0)
     """Deadline of one tool call."""
+    custom_config: Numeric[dict[str, Any]] = Field(default_factory=dict)
+    """Further settings for custom functions; they read them as args.NAME."""
     over_sampling_batch_size: Numeric[int | None] = Field(default=None, ge=1)
     """Prompts begun at once, and again where filters left too few; default rollout_batch_size."""
     dynamic_sampling_filter_path: Numeric[str | None] = None

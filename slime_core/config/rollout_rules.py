@@ -12,7 +12,7 @@ WITHOUT_LABEL = ("random", "ifeval", "ifbench", "remote_rm")
 
 def validate(config: RunConfig) -> str | None:
     """The first rule that is broken, as a full sentence."""
-    for rule in (_reward, _reward_options, _shaping, _sampling, _length, _tools):
+    for rule in (_reward, _reward_options, _shaping, _sampling, _length, _tools, _custom):
         problem = rule(config)
         if problem:
             return problem
@@ -96,4 +96,13 @@ def _tools(config: RunConfig) -> str | None:
             "tool_paths has an effect only with a generate function that calls tools: set "
             "custom_generate_function_path to slime_core.rollout.multiturn.generate"
         )
+    return None
+
+
+def _custom(config: RunConfig) -> str | None:
+    groups = (getattr(config, name) for name in type(config).model_fields)
+    known = {name for group in groups for name in getattr(type(group), "model_fields", {})}
+    clash = sorted(set(config.rollout.custom_config) & known)
+    if clash:
+        return f"custom_config holds {clash[0]}, which is a setting of its own: set it as such"
     return None

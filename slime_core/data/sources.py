@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -32,7 +32,11 @@ Group = list[Sample]
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """How rows become samples; the names are the flags'."""
+    """How rows become samples; the names are the flags'.
+
+    Attributes:
+        default_tools: JSON schemas of tools for rows that name none.
+    """
 
     input_key: str = "input"
     label_key: str | None = None
@@ -46,6 +50,7 @@ class SourceSettings:
     rollout_seed: int = 42
     rollout_max_prompt_len: int | None = None
     max_bad_rows: int = 0
+    default_tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,7 @@ def sample_from_row(
     label = row.values.get(settings.label_key) if settings.label_key else None
     try:
         tools = parse_tools(row.values.get(settings.tool_key or ""))
+        tools = tools or [dict(tool) for tool in settings.default_tools]
         if tools:
             metadata["tools"] = tools
         media = {kind: row.values[key] or [] for kind, key in settings.multimodal_keys.items()}

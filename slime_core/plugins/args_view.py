@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from slime_core.plugins.upstream_args import UPSTREAM
+
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
 
@@ -12,12 +14,13 @@ if TYPE_CHECKING:
 class ArgsView:
     """Reads every configuration field as an attribute under its flag name.
 
+    slime's names that are no fields here have slime's defaults; `custom_config` adds more names.
     Whatever is written, also into a list or dict found here, is private to this view: the
     configuration never changes.
     """
 
     def __init__(self, config: RunConfig) -> None:
-        flat: dict[str, Any] = {}
+        flat: dict[str, Any] = dict(UPSTREAM)
         for group in type(config).model_fields:
             content = getattr(config, group)
             if isinstance(content, dict):
@@ -25,7 +28,7 @@ class ArgsView:
                 flat |= {f"{prefix}{name}": value for name, value in content.items()}
             else:
                 flat |= {name: getattr(content, name) for name in type(content).model_fields}
-        self.__dict__.update(copy.deepcopy(flat))
+        self.__dict__.update(copy.deepcopy(flat | config.rollout.custom_config))
 
     def __contains__(self, name: str) -> bool:
         return name in self.__dict__

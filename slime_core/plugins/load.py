@@ -15,6 +15,7 @@ from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.near import nearest
+from slime_core.plugins import slime_alias
 
 FORMS = "pkg.module:name, pkg.module.name, path/file.py:name or path/file.py"
 
@@ -30,6 +31,7 @@ def load(path: str, names: Sequence[str] = ()) -> Any:
     Raises:
         PluginError: file, module or name do not exist, or the module's own code fails.
     """
+    slime_alias.install()
     return _load(path.strip(), tuple(names))
 
 

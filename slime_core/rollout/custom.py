@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import accepts, check_signature, load, source_digest
 from slime_core.refs import digest_of
+from slime_core.rollout.multiturn import attach_conversations
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample, Status
 from slime_core.store.parts import rollout_positions
@@ -50,17 +52,20 @@ class GenerateFunction:
             DeadlineError: it took longer than its deadline.
         """
         limit_s = runtime.sampling.timeout_s * max(1, getattr(runtime.args, "max_turns", 1))
+        runtime.notes["samples"] = list(samples)
+        lists = [sample.prompt for sample in samples if isinstance(sample.prompt, list)]
+        chats = [(prompt, copy.deepcopy(prompt)) for prompt in lists]
+        name = f"{self.path} for group {samples[0].group_index}"
         with runtime.active():
-            call = self._call(runtime, samples)
             try:
-                rows = await within(
-                    f"{self.path} for group {samples[0].group_index}", limit_s, call
-                )
+                rows = await within(name, limit_s, self._call(runtime, samples))
             except SlimeError:
                 raise
             except Exception as error:
                 raise PluginError(f"{self.path} raised {type(error).__name__}: {error}") from error
-        for row in rows:
+        attach_conversations(runtime, rows)
+        for row in rows:  # a function may have grown the prompt's own list into the conversation
+            row.prompt = next((old for now, old in chats if now is row.prompt), row.prompt)
             self._complete(row, runtime)
         rollouts = max(rollout_positions(rows)) + 1
         if rollouts != len(samples):

@@ -30,6 +30,7 @@ from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import put_document
 from slime_core.store.evals import put_eval_rows
+from slime_core.tools.interface import load_tools
 from slime_core.waits import together
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,8 @@ class Evaluator:
             )  # fmt: skip
 
         for sample in (one for group in groups for one in group):
-            tokenize_prompt(sample, self._tokenizer)
+            chat = dataset.custom_generate_function_path is not None
+            tokenize_prompt(sample, self._tokenizer, chat=chat)
             sample.metadata |= dict(dataset.metadata_overrides)
         runtime = replace(
             self._runtime, sampling=self._sampling(dataset), seed_of=seed_of,
@@ -192,6 +194,7 @@ class Evaluator:
             n_samples_per_prompt=dataset.n_samples_per_eval_prompt,
             rollout_max_prompt_len=dataset.max_prompt_len,
             max_bad_rows=self._config.data.max_bad_rows,
+            default_tools=[t.schema for t in load_tools(self._config.rollout.tool_paths).values()],
         )
         return PromptSource(dataset.path, settings, self._tokenizer)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime_core.data.render import render_chat
 from slime_core.engines.client import EngineAnswerError, EngineClient, EngineUnreachableError
 from slime_core.engines.protocol import GenerateRequest
 from slime_core.errors import DataError, DeadlineError
@@ -117,20 +118,27 @@ def _needs_tokens(sample: Sample, sampling: Sampling) -> bool:
     return True
 
 
-def tokenize_prompt(sample: Sample, tokenizer: Any) -> None:
+def tokenize_prompt(sample: Sample, tokenizer: Any, *, chat: bool = False) -> None:
     """Puts the prompt's token ids into `tokens`, once.
+
+    Args:
+        chat: a prompt of messages is rendered (a generate function wants it as messages).
 
     Raises:
         DataError: the prompt has no tokens.
     """
     if sample.tokens:
         return
-    if not isinstance(sample.prompt, str):
+    text = sample.prompt
+    if not isinstance(text, str) and chat:
+        tools, options = sample.metadata.get("tools"), sample.apply_chat_template_kwargs
+        text = render_chat(tokenizer, text, tools=tools, template_kwargs=options)
+    if not isinstance(text, str):
         raise DataError(
             f"group {sample.group_index}: the prompt is a list of messages; set "
             "apply_chat_template to render it"
         )
-    sample.tokens = list(tokenizer.encode(sample.prompt, add_special_tokens=False))
+    sample.tokens = list(tokenizer.encode(text, add_special_tokens=False))
     if not sample.tokens:
         raise DataError(f"group {sample.group_index}: the prompt has no tokens")
 

@@ -20,8 +20,6 @@ from slime_core.rollout.generate import SERVER_ERROR, Sampling
 from slime_core.sample import Sample
 from slime_core.waits import Deadline, within
 
-ROUTER_HOST, ROUTER_PORT = "engines.invalid", 30000
-"""The address that plug-ins see as SGLang's router; `post` takes it to the run's engines."""
 ABORTED_META = {"finish_reason": {"type": "abort"}, "output_token_logprobs": [], "id": ""}
 
 
@@ -36,6 +34,7 @@ class Runtime:
         evaluation: it evaluates and does not train.
         stopping: once it says so nothing may be generated any more.
         versions: weight versions that answered so far.
+        notes: what helpers keep during the rollout.
     """
 
     args: Any
@@ -47,6 +46,7 @@ class Runtime:
     evaluation: bool = False
     stopping: Callable[[], bool] = lambda: False
     versions: list[str] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def active(self) -> Iterator[None]:

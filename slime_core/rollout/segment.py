@@ -224,5 +224,6 @@ def _begin(drawn: Sample, attempt: int) -> Sample:
     sample = Sample.from_dict(drawn.to_dict())  # with counters of its own
     sample.tokens = list(drawn.tokens)
     sample.metadata = copy.deepcopy(drawn.metadata)
+    sample.prompt = copy.deepcopy(drawn.prompt)
     sample.attempt = attempt
     return sample

@@ -43,6 +43,7 @@ from slime_core.store.backend import join_url, open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.digest import checksum
 from slime_core.store.seal import adopt, put_seal, read_seal
+from slime_core.tools.interface import load_tools
 
 log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -243,13 +244,17 @@ class RolloutWorker:
         )  # fmt: skip
 
     def _tokenize(self, sample: Sample) -> None:
-        tokenize_prompt(sample, self._tokenizer)
+        chat = self._config.rollout.custom_generate_function_path is not None
+        tokenize_prompt(sample, self._tokenizer, chat=chat)
 
     def _open_source(self) -> PromptSource:
         config = self._config
         given = {**values(config, "identity"), **values(config, "operational")}
         names = SourceSettings.__dataclass_fields__
-        settings = SourceSettings(**{name: given[name] for name in names if name in given})
+        tools = [tool.schema for tool in load_tools(config.rollout.tool_paths).values()]
+        settings = SourceSettings(
+            **{name: given[name] for name in names if name in given}, default_tools=tools
+        )
         return PromptSource(config.data.prompt_data, settings, self._tokenizer)
 
     def _reward_settings(self) -> RewardSettings:

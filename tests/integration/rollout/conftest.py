@@ -36,6 +36,15 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], EngineProcess]]:
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def url(tmp_path_factory) -> Iterator[str]:
+    """One engine for all tests of a file."""
+    process = started(tmp_path_factory.mktemp("engine") / "log")
+    process.wait_healthy(START_S)
+    yield process.url
+    process.kill()
+
+
 async def in_mid_generation(client: EngineClient) -> None:
     """Waits for requests to have some tokens, and freezes them there."""
 

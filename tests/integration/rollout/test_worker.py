@@ -1,7 +1,7 @@
 """A rollout worker on a real engine and a real store: the same segment whatever interrupted it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.documents import read_document
 from slime_core.store.parts import list_parts
 from slime_core.store.seal import adopt, read_seal
-from tests.integration.rollout.conftest import START_S, started
 
 GROUPS = 6
 OVERRIDES = {
@@ -32,14 +31,6 @@ OVERRIDES = {
     },
     "store_fsync": False,
 }
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory) -> Iterator[str]:
-    process = started(tmp_path_factory.mktemp("engine") / "log")
-    process.wait_healthy(START_S)
-    yield process.url
-    process.kill()
 
 
 class Place:

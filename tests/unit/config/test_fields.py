@@ -30,6 +30,7 @@ CHANGED = {  # another valid value for fields whose type does not give one by it
     "rs_level": "sequence",
     "num_critic_only_steps": 1,
     "failed_samples": "drop",
+    "tool_parser": "glm",
     "reward_error_policy": "drop",
     "reward_shaping": "cosine",
     "over_sampling_batch_size": 8,

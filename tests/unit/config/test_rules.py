@@ -39,6 +39,7 @@ from tests.unit.config.trees import small
         ({"over_sampling_batch_size": 6}, ("nothing would choose from",)),
         ({"partial_rollout": True}, ("set over_sampling_batch_size above 4",)),
         ({"mask_offpolicy_in_partial_rollout": True}, ("only with partial_rollout",)),
+        ({"custom_config": {"lr": 1}}, ("custom_config holds lr", "set it as such")),
         ({"tool_paths": ["calculator"]}, ("slime_core.rollout.multiturn.generate",)),
         (
             {"rollout_max_prompt_len": 9, "rollout_max_context_len": 9},

@@ -1,0 +1,66 @@
+"""Names that plug-ins read from `args` and that are no fields here, with slime's defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROUTER_HOST, ROUTER_PORT = "engines.invalid", 30000
+"""What plug-ins see as the address of SGLang's router. It is none: `slime.utils.http_utils.post`
+takes requests for it to the run's engines."""
+
+UPSTREAM: dict[str, Any] = {
+    "sglang_router_ip": ROUTER_HOST,
+    "sglang_router_port": ROUTER_PORT,
+    "sglang_router_policy": None,
+    "sglang_router_request_timeout_secs": 14400,
+    "sglang_enable_deterministic_inference": False,
+    "rollout_external_engine_addrs": None,
+    "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
+    "eval_function_path": None,
+    "data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer",
+    "buffer_filter_path": None,
+    "rollout_sample_filter_path": None,
+    "rollout_all_samples_process_path": None,
+    "custom_reward_post_process_path": None,
+    "custom_rollout_log_function_path": None,
+    "custom_eval_rollout_log_function_path": None,
+    "custom_convert_samples_to_train_data_path": None,
+    "custom_config_path": None,
+    "rollout_data_postprocess_path": None,
+    "rollout_global_dataset": True,
+    "start_rollout_id": None,
+    "num_epoch": None,
+    "update_weights_interval": 1,
+    "keep_old_actor": False,
+    "colocate": False,
+    "offload": False,
+    "offload_train": False,
+    "offload_rollout": False,
+    "use_fault_tolerance": True,
+    "use_distributed_post": False,
+    "use_rollout_routing_replay": False,
+    "use_routing_replay": False,
+    "use_critic": False,
+    "multimodal_keys": None,
+    "eval_tool_key": None,
+    "eval_max_prompt_len": None,
+    "eval_max_context_len": None,
+    "eval_min_new_tokens": None,
+    "balance_data": False,
+    "loss_type": "policy_loss",
+    "loss_mask_type": "qwen",
+    "log_passrate": False,
+    "log_multi_turn": False,
+    "log_reward_category": None,
+    "use_wandb": False,
+    "use_tensorboard": False,
+    "debug_rollout_only": False,
+    "debug_train_only": False,
+    "load_debug_rollout_data": None,
+    "save_debug_rollout_data": None,
+    "dump_details": None,
+    "ci_test": False,
+    "opd_type": None,
+    "num_layers": None,
+    "moe_router_topk": None,
+}

@@ -1,0 +1,31 @@
+"""Graders under the names and signatures that slime gives them, for plug-ins that call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_core.rewards.dapo import dapo_score
+from slime_core.rewards.math_grade import grade_deepscaler, grade_math
+from slime_core.rewards.math_text import boxed_content
+
+
+def compute_score(
+    solution_str: str, ground_truth: str, strict_box_verify: bool = False
+) -> dict[str, Any]:
+    """DAPO's {"score": 1.0 or -1.0, "acc", "pred"}."""
+    return dapo_score(solution_str, str(ground_truth), strict_box=strict_box_verify)
+
+
+def get_deepscaler_rule_based_reward(response: str, label: Any) -> float:
+    """1.0 for a right answer behind the thinking, else 0.0."""
+    return grade_deepscaler(response, str(label), {})
+
+
+def grade_answer_verl(solution_str: str, ground_truth: Any) -> bool:
+    """Whether the boxed answer of a solution is right."""
+    return grade_math(solution_str, str(ground_truth), {}) == 1.0
+
+
+def extract_answer(passage: str) -> str | None:
+    """What stands in the last box."""
+    return boxed_content(passage)

@@ -1,0 +1,174 @@
+"""What slime's plug-ins import from slime, in terms of the rollout they run in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_core.errors import DeadlineError, EngineError
+from slime_core.plugins.upstream_args import ROUTER_HOST
+from slime_core.rewards.result import Score
+from slime_core.rollout import generate as generation
+from slime_core.rollout.runtime import current
+from slime_core.sample import Sample, Status
+
+RolloutBatch = dict[str, list]
+HTTP_TIMEOUT_S = 600.0
+HTTP_PAUSE_S = 1.0
+CONCURRENT_REQUESTS = 4096  # the gate before the engines holds the real limit
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """What a rollout function returns for training."""
+
+    samples: list[list[Sample]]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """What a rollout function returns for evaluation."""
+
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: dict[str, Any] | None = None
+
+
+class SingletonMeta(type):
+    """Classes of which there is one instance."""
+
+    _instances: dict[type, Any] = {}  # noqa: RUF012
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls not in SingletonMeta._instances:
+            SingletonMeta._instances[cls] = super().__call__(*args, **kwargs)
+        return SingletonMeta._instances[cls]
+
+
+class GenerateState:
+    """What slime's generate functions ask for: tokenizer, sampling parameters and a semaphore."""
+
+    def __init__(self, args: Any = None) -> None:
+        runtime = current()
+        self.args = args if args is not None else runtime.args
+        self.tokenizer = runtime.tokenizer
+        self.processor = None
+        self.semaphore = asyncio.Semaphore(CONCURRENT_REQUESTS)
+        limit = runtime.sampling.max_response_tokens
+        self.sampling_params = {**runtime.sampling.params, "max_new_tokens": limit}
+
+    @property
+    def aborted(self) -> bool:
+        """The rollout is being stopped."""
+        return current().stopping()
+
+
+async def post(
+    url: str, payload: Any, max_retries: int = 60, headers: dict[str, str] | None = None
+) -> Any:
+    """The JSON answer to a POST. Requests to the router go to one of the run's engines.
+
+    Raises:
+        EngineError: no answer after `max_retries` tries.
+        DeadlineError: none within ten minutes.
+    """
+    if urlsplit(url).hostname == ROUTER_HOST:
+        if not urlsplit(url).path.rstrip("/").endswith("/generate"):
+            raise EngineError(f"{url}: a generate function can use /generate of the router only")
+        return await current().generate(payload)
+    return await _http("POST", url, payload, max_retries, headers)
+
+
+async def get(url: str, max_retries: int = 60) -> Any:
+    """The JSON answer to a GET."""
+    return await _http("GET", url, None, max_retries, None)
+
+
+def init_http_client(args: Any = None) -> None:
+    """Nothing has to be prepared here."""
+
+
+async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """One sample, token in and token out, with what it has so far as its beginning."""
+    runtime = current()
+    params = dict(sampling_params)
+    limit = params.pop("max_new_tokens", None)
+    seed = params.pop("sampling_seed", None)
+    generation.tokenize_prompt(sample, runtime.tokenizer, chat=True)
+    total = runtime.sampling.max_response_tokens if limit is None else (
+        limit + sample.response_length)  # fmt: skip
+    sampling = replace(runtime.sampling, params=params, max_response_tokens=total)
+    seed_of = runtime.seed_of if seed is None else lambda _: seed
+    await generation.generate([sample], runtime.gate, sampling, seed_of, runtime.stopping)
+    skip = bool(params.get("skip_special_tokens"))
+    generation.decode_response(sample, runtime.tokenizer, skip)
+    return sample
+
+
+async def generate_and_rm(
+    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample:
+    """One sample with its reward."""
+    if sample.status not in (Status.COMPLETED, Status.TRUNCATED):
+        sample = await generate(args, sample, sampling_params)
+    if sample.reward is None and sample.status is not Status.ABORTED:
+        sample.reward = await async_rm(args, sample)
+    return sample
+
+
+async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
+    """The reward of a sample by the configured grader.
+
+    Raises:
+        RewardError: it could not be graded.
+    """
+    result = await current().hub.score(sample, evaluation=bool(kwargs.get("evaluation")))
+    if not isinstance(result, Score):
+        result.raise_error()
+        raise AssertionError("unreachable")
+    return result.value
+
+
+async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Any]:
+    """The rewards of several samples."""
+    return list(await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples)))
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine from plain code, on a loop and thread of its own."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(coroutine)))
+    thread.start()
+    thread.join()
+    if not found:
+        raise EngineError("the coroutine given to run() failed; its error was printed")
+    return found[0]
+
+
+async def _http(
+    method: str, url: str, payload: Any, tries: int, headers: dict[str, str] | None
+) -> Any:
+    import httpx
+
+    problem = ""
+    try:
+        async with (
+            asyncio.timeout(HTTP_TIMEOUT_S),
+            httpx.AsyncClient(timeout=HTTP_TIMEOUT_S, trust_env=False) as client,
+        ):
+            for attempt in range(max(1, tries)):
+                if attempt:
+                    await asyncio.sleep(HTTP_PAUSE_S)
+                try:
+                    answer = await client.request(method, url, json=payload, headers=headers)
+                    answer.raise_for_status()
+                    return answer.json()
+                except (httpx.HTTPError, ValueError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+    except TimeoutError as error:
+        raise DeadlineError(f"waited {HTTP_TIMEOUT_S:.0f} s for {url}: {problem}") from error
+    raise EngineError(f"{url}: no answer in {tries} tries; the last: {problem}")

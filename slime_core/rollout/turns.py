@@ -1,0 +1,105 @@
+"""A conversation as tokens: what was sampled and what was put in between, never retokenised."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from slime_core.data.render import encode, render_chat
+from slime_core.errors import PluginError
+from slime_core.rollout.runtime import Runtime
+from slime_core.sample import Sample, Status
+
+PROBE_USER, PROBE_ANSWER = "What is it?", "An answer."
+
+
+class Turns:
+    """Grows one sample turn by turn.
+
+    Attributes:
+        sample: holds tokens, log-probs, spans and mask of everything so far.
+        text: what the model said last.
+        count: turns so far.
+    """
+
+    def __init__(self, runtime: Runtime, sample: Sample) -> None:
+        self._runtime = runtime
+        self.sample = sample
+        self.text = ""
+        self.count = 0
+
+    @property
+    def over(self) -> bool:
+        """Nothing can follow: the length is used up, or the rollout was stopped."""
+        return self.sample.status is not Status.COMPLETED or self._room() < 1
+
+    async def answer(self, params: dict[str, Any] | None = None) -> str:
+        """The model's next turn; returns its text without end tokens.
+
+        Args:
+            params: SGLang's sampling parameters; length and seed are set here.
+        """
+        sample, runtime = self.sample, self._runtime
+        if self._room() < 1:
+            sample.status = Status.TRUNCATED
+            return ""
+        body = {
+            "input_ids": sample.tokens,
+            "sampling_params": {**(params or {}), **runtime.sampling_params(sample)},
+            "return_logprob": True,
+        }
+        result = await runtime.generate(body)
+        meta = result["meta_info"]
+        pairs = meta.get("output_token_logprobs") or []
+        tokens = [int(pair[1]) for pair in pairs]
+        sample.append_response_tokens(
+            tokens=tokens, log_probs=[float(pair[0]) for pair in pairs], meta_info=meta
+        )
+        self.count += 1
+        self.text = runtime.tokenizer.decode(tokens, skip_special_tokens=True)
+        return self.text
+
+    def put(self, text: str) -> None:
+        """Adds text that no model sampled; it is not trained. Cut to the room that is left."""
+        tokens = encode(self._runtime.tokenizer, text)
+        room = self._room()
+        self.sample.append_response_tokens(tokens=tokens[:room], log_probs=None, trainable=False)
+        if len(tokens) >= room:
+            self.sample.status = Status.TRUNCATED
+
+    def put_result(self, result: str, role: str = "tool") -> None:
+        """Adds the message that answers the model's last turn, and the head of its next one."""
+        self.put(self._bridge(result, role))
+
+    def waited(self, since_s: float) -> None:
+        """Counts time since a monotonic clock's value as time without generation."""
+        self.sample.non_generation_time += time.monotonic() - since_s
+
+    def _bridge(self, result: str, role: str) -> str:
+        tokenizer, args = self._runtime.tokenizer, self._runtime.args
+        chat = getattr(args, "apply_chat_template", False) or isinstance(self.sample.prompt, list)
+        if not chat:
+            return f"\n<tool_response>\n{result}\n</tool_response>\n"
+        kwargs = self.sample.apply_chat_template_kwargs
+        asked = [
+            {"role": "user", "content": PROBE_USER}, {"role": "assistant", "content": PROBE_ANSWER}
+        ]  # fmt: skip
+        before = render_chat(tokenizer, asked, template_kwargs=kwargs, add_generation_prompt=False)
+        after = render_chat(
+            tokenizer, [*asked, {"role": role, "content": result}], template_kwargs=kwargs
+        )
+        if not after.startswith(before) or PROBE_ANSWER not in before:
+            raise PluginError(
+                "the chat template changes earlier messages when a tool message follows, so turns "
+                "cannot be joined: generate with a template that keeps its prefix"
+            )
+        ending = before.rpartition(PROBE_ANSWER)[2]
+        return self._without_sampled_end(ending) + after[len(before) :]
+
+    def _without_sampled_end(self, ending: str) -> str:
+        """What the template puts behind an answer, less the end token if the model sampled it."""
+        last = self._runtime.tokenizer.decode(self.sample.tokens[-1:], skip_special_tokens=False)
+        return ending.removeprefix(last) if last else ending
+
+    def _room(self) -> int:
+        return self._runtime.sampling.left(self.sample)
