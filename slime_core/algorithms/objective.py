@@ -40,6 +40,11 @@ class Objective:
             `partial(importance_weights, mode="clip", high=2.0)`; None for no correction.
         opsm_delta: off-policy sequence masking; None for none.
         mismatch_metrics: also report mis_*.
+        custom_correction: takes the place of `correction`: policy loss [P] and inputs -> policy
+            loss [P], the tokens that stay (bool [P]), and metrics by token.
+        reducer: takes the place of the reduction for the policy loss: values [P] and mask [P] ->
+            their sum over rollouts (with reduction token_mean over tokens); the step's count
+            divides it.
     """
 
     policy_loss: PolicyLoss
@@ -53,6 +58,10 @@ class Objective:
     correction: Callable[[Tokens], Correction] | None = None
     opsm_delta: float | None = None
     mismatch_metrics: bool = False
+    custom_correction: (
+        Callable[[Tensor, ObjectiveInputs], tuple[Tensor, Tensor, dict[str, Tensor]]] | None
+    ) = None
+    reducer: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ def evaluate(objective: Objective, x: ObjectiveInputs) -> ObjectiveResult:
     """
     for_loss, for_metrics = _weights(objective, x)
     pg_values, token_metrics = _policy_part(objective, x)
-    pg_loss = loss = weighted_sum(pg_values, x.mask, for_loss)
+    pg_loss = loss = _policy_loss(objective, x, pg_values, for_loss)
     metrics = {"pg_loss": pg_loss}
     token_metrics["entropy_loss"] = x.entropy
     if objective.entropy_coef:
@@ -149,6 +158,15 @@ def _weights(objective: Objective, x: ObjectiveInputs) -> tuple[Tensor, Tensor]:
     return for_loss, for_metrics
 
 
+def _policy_loss(
+    objective: Objective, x: ObjectiveInputs, values: Tensor, weights: Tensor
+) -> Tensor:
+    if objective.reducer is None:
+        return weighted_sum(values, x.mask, weights)
+    count = x.tokens if objective.reduction == "token_mean" else x.rollouts
+    return objective.reducer(values, x.mask) / max(count, 1)
+
+
 def _policy_part(objective: Objective, x: ObjectiveInputs) -> tuple[Tensor, dict[str, Tensor]]:
     """Corrected policy loss [P] and per-token metrics."""
     inputs = PolicyInputs(x.log_probs, x.old_log_probs, x.advantages, x.mask, x.rows, x.num_rows)
@@ -165,7 +183,11 @@ def _policy_part(objective: Objective, x: ObjectiveInputs) -> tuple[Tensor, dict
             correction = objective.correction(tokens)
             values = masked(values, x.mask) * masked(correction.weights, x.mask)
             metrics |= correction.metrics
-    elif objective.correction is not None or objective.mismatch_metrics:
+        if objective.custom_correction is not None:
+            values, kept, own = objective.custom_correction(masked(values, x.mask), x)
+            values = masked(values, kept)
+            metrics |= own
+    elif objective.correction or objective.custom_correction or objective.mismatch_metrics:
         raise ConfigError("off-policy corrections and mismatch metrics need rollout log-probs")
     if objective.opsm_delta is not None:
         kept = opsm_mask(

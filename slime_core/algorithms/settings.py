@@ -22,6 +22,8 @@ class AlgorithmSettings:
     """
 
     advantage_estimator: str = "grpo"
+    loss_type: Literal["policy_loss", "sft_loss", "custom_loss"] = "policy_loss"
+    disable_compute_advantages_and_returns: bool = False
     normalize_advantages: bool = False
     gamma: float = 1.0
     lambd: float = 1.0
@@ -65,6 +67,11 @@ class AlgorithmSettings:
     opd_kl_coef: float = 1.0
     opd_teacher_load: str | None = None
 
+    custom_loss_function_path: str | None = None
+    custom_advantage_function_path: str | None = None
+    custom_tis_function_path: str | None = None
+    custom_pg_loss_reducer_function_path: str | None = None
+
     value_clip: float = 0.2
     critic_lr: float | None = None
     num_critic_only_steps: int = 0
@@ -77,6 +84,8 @@ class AlgorithmSettings:
             raise ConfigError(f"{estimator.name} needs the longest response (max_response_len)")
         if self.use_opd and not self.opd_teacher_load:
             raise ConfigError("use_opd needs a teacher: set opd_teacher_load")
+        if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
+            raise ConfigError("loss_type custom_loss and custom_loss_function_path need each other")
 
     @property
     def estimator(self) -> Estimator:
@@ -101,11 +110,16 @@ class AlgorithmSettings:
         """True if an iteration needs a forward pass for the policy's log-probs before its steps.
 
         With one step the current log-probs are the old ones, and with `use_rollout_logprobs` the
-        engine's take their place; token rewards need them before any step.
+        engine's take their place; token rewards and custom advantages need them before any step.
+        Supervised training has no ratio.
 
         Args:
             steps: optimizer steps of the iteration.
         """
+        if self.loss_type == "sft_loss":
+            return False
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1
+        if self.custom_advantage_function_path is not None:
+            return True
         return self.old_log_probs == "recompute" or steps > 1 or self.kl_coef > 0 or self.use_opd

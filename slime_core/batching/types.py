@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class TrainBatch:
         steps: row indices of each optimizer step. A row is in one step at most; a row in none is
             not trained.
         truncated: uint8 [n], 1 where generation ended at a length limit.
+        metadata: [n] the samples' `train_metadata` for hooks; () where no sample has any.
 
     Raises:
         DataError: a column has the wrong type or length, or values contradict each other.
@@ -71,6 +73,7 @@ class TrainBatch:
     denominators: np.ndarray
     steps: tuple[tuple[int, ...], ...]
     truncated: np.ndarray
+    metadata: tuple[dict[str, Any] | None, ...] = ()
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -139,6 +142,7 @@ class TrainBatch:
             rollout_log_probs=log_probs,
             response_offsets=response_offsets,
             steps=tuple(step for step in kept if step),
+            metadata=tuple(self.metadata[row] for row in index) if self.metadata else (),
             **plain,
         )
 
@@ -168,7 +172,7 @@ def _take_ragged(
 
 def _check_columns(batch: TrainBatch) -> None:
     for field in fields(batch):
-        if field.name == "steps":
+        if field.name not in _COLUMNS:
             continue
         dtype, _ = _COLUMNS[field.name]
         column = getattr(batch, field.name)
@@ -202,6 +206,9 @@ def _check_offsets(batch: TrainBatch) -> None:
             raise DataError(
                 f"TrainBatch.{name} has {len(getattr(batch, name))} values, expected {expected[of]}"
             )
+
+    if len(batch.metadata) not in (0, n):
+        raise DataError(f"TrainBatch.metadata has {len(batch.metadata)} values, expected {n}")
 
 
 def _first_bad(bad: np.ndarray) -> int | None:

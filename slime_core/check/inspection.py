@@ -9,7 +9,13 @@ from slime_core.check.model import check_models
 from slime_core.check.options import check_megatron, check_sglang
 from slime_core.check.places import check_places
 from slime_core.check.plan import plan
-from slime_core.check.plugins import check_grader, check_rewards, check_rollout, label_needed
+from slime_core.check.plugins import (
+    check_grader,
+    check_rewards,
+    check_rollout,
+    check_trainer_hooks,
+    label_needed,
+)
 from slime_core.check.tokenizer import open_tokenizer
 from slime_core.cluster.device import Device, resolve_device
 from slime_core.cluster.engine_choice import EngineKind, resolve_engine
@@ -52,6 +58,7 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
     scans = _scans(config, datasets, scan_s, findings)
     check_rewards(config, datasets, findings)
     check_rollout(config, datasets, findings)
+    check_trainer_hooks(config, findings)
     for name in sorted({name for found, _ in scans for name in found.graders}):
         findings.attempt(lambda n=name: check_grader(n))
     if scans and not show_prompt(scans[0][0], tokenizer, findings):

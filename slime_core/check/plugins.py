@@ -8,6 +8,7 @@ from slime_core.check.findings import Findings
 from slime_core.config.tree import RunConfig
 from slime_core.evaluation.datasets import EvalDataset
 from slime_core.plugins.load import check_signature, is_async, load
+from slime_core.plugins.trainer_hooks import CALLS, load_trainer_hook
 from slime_core.rewards.hub import BATCHED_NAMES
 from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_named
 from slime_core.rollout.custom import load_generate
@@ -43,6 +44,17 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     findings.attempt(lambda: load_filter(rollout.dynamic_sampling_filter_path))
     for path in rollout.rollout_sample_hook_path:
         findings.attempt(lambda p=path: load_hook(p))
+
+
+def check_trainer_hooks(config: RunConfig, findings: Findings) -> None:
+    """Loads the functions that take the place of losses, advantages and corrections."""
+    for flag in CALLS:
+        path = getattr(config.algorithm, flag)
+        if path is None:
+            continue
+        hook = findings.attempt(lambda f=flag, p=path: load_trainer_hook(f, p))
+        if hook is not None:
+            findings.fact("algorithm", **{flag: f"{path}{inspect.signature(hook.function)}"})
 
 
 def check_grader(name: str) -> str:

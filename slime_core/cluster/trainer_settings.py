@@ -11,6 +11,7 @@ from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.megatron.settings import TrainerSettings
+from slime_core.plugins.args_view import ArgsView
 
 
 def model_facts(hf_checkpoint: str) -> dict[str, Any]:
@@ -80,6 +81,7 @@ def trainer_settings(
         lr=train.lr,
         clip_grad=train.clip_grad,
         algorithm=algorithm_settings(config),
+        args=ArgsView(config),
         rollout_temperature=rollout.rollout_temperature,
         use_dynamic_batch_size=train.use_dynamic_batch_size,
         max_tokens_per_gpu=train.max_tokens_per_gpu,

@@ -32,6 +32,11 @@ class AlgorithmGroup(Group):
 
     advantage_estimator: Numeric[EstimatorName] = "grpo"
     """How rewards become advantages, and which policy loss goes with them."""
+    loss_type: Numeric[Literal["policy_loss", "sft_loss", "custom_loss"]] = "policy_loss"
+    """What is minimised: the policy loss, minus the mean log-prob (supervised), or what
+    custom_loss_function_path gives."""
+    disable_compute_advantages_and_returns: Numeric[bool] = False
+    """Compute no advantages (sft_loss, custom_loss)."""
     disable_grpo_std_normalization: Numeric[bool] = False
     """GRPO without division by the group's standard deviation (Dr. GRPO)."""
     disable_rewards_normalization: Numeric[bool] = False
@@ -115,6 +120,15 @@ class AlgorithmGroup(Group):
     """Weight of the log-ratio of policy to teacher in the advantages (use_opd)."""
     opd_teacher_load: Identity[str | None] = None
     """Folder of the teacher (Hugging Face), of the policy's own architecture (use_opd)."""
+
+    custom_loss_function_path: Numeric[str | None] = None
+    """Import path of `loss(args, batch, logits, sum_of_sample_mean) -> (loss, metrics)`."""
+    custom_advantage_function_path: Numeric[str | None] = None
+    """Import path of `advantages(args, rollout_data)`, which sets `advantages` and `returns`."""
+    custom_tis_function_path: Numeric[str | None] = None
+    """Import path of the correction that use_tis applies, in the place of the built-in weights."""
+    custom_pg_loss_reducer_function_path: Numeric[str | None] = None
+    """Import path of a function that gives the reduction of the policy loss."""
 
     value_clip: Numeric[float] = Field(default=0.2, gt=0)
     """Range around the old value within which the critic may move in one iteration (ppo)."""

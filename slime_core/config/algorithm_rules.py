@@ -26,6 +26,14 @@ def _is(*names: str) -> Callable[[AlgorithmGroup], bool]:
     return lambda a: a.advantage_estimator in names
 
 
+def _loss_is(*types: str) -> Callable[[AlgorithmGroup], bool]:
+    return lambda a: a.loss_type in types
+
+
+def _custom_with_advantages(a: AlgorithmGroup) -> bool:
+    return a.loss_type == "custom_loss" and not a.disable_compute_advantages_and_returns
+
+
 # Fields that change something only where the condition holds, and the condition in words.
 _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("kl_loss_coef", "use_unbiased_kl"), lambda a: a.use_kl_loss, "with use_kl_loss"),
@@ -36,8 +44,41 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (
         ("tis_clip", "tis_clip_low", "tis_level", "tis_mode"),
-        lambda a: a.use_tis,
-        "with use_tis",
+        lambda a: a.use_tis and a.custom_tis_function_path is None,
+        "with use_tis and without custom_tis_function_path",
+    ),
+    (("custom_tis_function_path",), lambda a: a.use_tis, "with use_tis"),
+    (
+        ("use_rs", "rs_veto_threshold"),
+        lambda a: a.custom_tis_function_path is None,
+        "without custom_tis_function_path, which decides alone",
+    ),
+    (("custom_loss_function_path",), _loss_is("custom_loss"), "with loss_type custom_loss"),
+    (
+        ("disable_compute_advantages_and_returns",),
+        _loss_is("sft_loss", "custom_loss"),
+        "with loss_type sft_loss or custom_loss",
+    ),
+    (
+        (
+            *("eps_clip", "eps_clip_high", "eps_clip_c", "use_tis", "use_rs", "rs_veto_threshold"),
+            *("use_opsm", "get_mismatch_metrics", "custom_pg_loss_reducer_function_path"),
+        ),
+        _loss_is("policy_loss"),
+        "with loss_type policy_loss",
+    ),
+    (
+        ("entropy_coef", "kl_loss_coef"),
+        _loss_is("policy_loss", "sft_loss"),
+        "without loss_type custom_loss, which is the whole loss",
+    ),
+    (
+        (
+            *("normalize_advantages", "use_opd", "custom_advantage_function_path"),
+            *("use_rollout_logprobs", "kl_coef"),
+        ),
+        lambda a: a.loss_type == "policy_loss" or _custom_with_advantages(a),
+        "where the loss looks at advantages",
     ),
     (
         ("rs_level", "rs_upper_bound", "rs_lower_bound"),
@@ -82,7 +123,7 @@ def validate(config: RunConfig) -> str | None:
     """The first problem of the group, as a sentence with the fix."""
     a = config.algorithm
     estimator = get_estimator(a.advantage_estimator)
-    for rule in (_estimator, _clip, _kl, _engine_log_probs):
+    for rule in (_estimator, _loss_type, _clip, _kl, _engine_log_probs):
         problem = rule(config, a, estimator)
         if problem:
             return problem
@@ -118,6 +159,23 @@ def _estimator(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> st
         return (
             f"num_critic_only_steps {a.num_critic_only_steps} leaves the policy untrained in all "
             f"{config.run.num_rollout} iterations (num_rollout): choose fewer"
+        )
+    return None
+
+
+def _loss_type(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
+    del config
+    if a.loss_type == "custom_loss" and a.custom_loss_function_path is None:
+        return "loss_type custom_loss needs a function: set custom_loss_function_path"
+    if a.loss_type != "policy_loss" and estimator.token_advantages == "gae":
+        return (
+            f"loss_type {a.loss_type} has no critic, which advantage_estimator {estimator.name} "
+            "trains: use another estimator"
+        )
+    if a.custom_pg_loss_reducer_function_path and estimator.reduction is not None:
+        return (
+            f"custom_pg_loss_reducer_function_path and advantage_estimator {estimator.name} both "
+            "decide how tokens are weighed: use grpo with disable_grpo_std_normalization"
         )
     return None
 

@@ -54,7 +54,7 @@ class CriticSteps:
         self, totals: StepTotals, micro: MicroBatch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, Report]:
         old, returns = micro.columns["values"], micro.columns["returns"]
-        trained = torch.ones_like(old, dtype=torch.bool)
+        trained = micro.mask
         values = self._head(hidden)
         tokens = value_loss(values, old, returns, trained, self.algorithm.value_clip)
         per_token = self.algorithm.calculate_per_token_loss
@@ -67,7 +67,7 @@ class CriticSteps:
         )
         loss = weighted_sum(tokens.values, trained, weights)
         means = {**tokens.metrics, "rollout/values": old, "rollout/returns": returns}
-        return loss, {"loss": loss.detach().double()} | token_means(means, totals)
+        return loss, {"loss": loss.detach().double()} | token_means(means, trained, totals)
 
 
 def build_critic(

@@ -34,7 +34,9 @@ def objective_of(settings: AlgorithmSettings) -> Objective:
         ConfigError: numbers that contradict each other.
     """
     return Objective(
-        policy_loss=get_policy_loss(settings.estimator.loss),
+        policy_loss=get_policy_loss(
+            "sft" if settings.loss_type == "sft_loss" else settings.estimator.loss
+        ),
         options=PolicyOptions(
             eps_clip=settings.eps_clip,
             eps_clip_high=settings.eps_clip_high,
@@ -57,7 +59,7 @@ def objective_of(settings: AlgorithmSettings) -> Objective:
 def _correction(settings: AlgorithmSettings) -> Callable[[Tokens], Correction] | None:
     """Weights and rejections by the ratio of trainer to engine, None without any."""
     weights = rejection = None
-    if settings.use_tis:
+    if settings.use_tis and settings.custom_tis_function_path is None:
         weights = partial(
             importance_weights,
             level=settings.tis_level,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class MicroBatch:
         params: the sequences of the pack.
         index, targets, rows: int64 [P], see PackedMicroBatch.
         row_ids: rows of the batch.
+        mask: bool [P], trained tokens.
         denominators: float64 [k]; empty in a pass that only reads.
         columns: what the loss needs at each position, [P] each; empty in a pass that only reads.
     """
@@ -42,6 +43,7 @@ class MicroBatch:
     targets: torch.Tensor
     rows: torch.Tensor
     row_ids: tuple[int, ...]
+    mask: torch.Tensor
     denominators: torch.Tensor
     columns: dict[str, torch.Tensor]
 
@@ -68,6 +70,7 @@ class Passes:
         rows: Sequence[int],
         columns: Mapping[str, torch.Tensor],
         loss: Loss,
+        positions: Literal["trained", "response"] = "trained",
     ) -> tuple[list[tuple[MicroBatch, Report]], int]:
         """Forward and backward over this rank's micro-batches of one optimizer step. A collective.
 
@@ -77,12 +80,13 @@ class Passes:
             columns: flat columns over the batch's response tokens, [sum R] each.
             loss: micro-batch and hidden states of its positions -> its part of the step's loss,
                 and its part of every metric.
+            positions: read trained tokens only, or all response tokens.
 
         Returns:
             Each micro-batch with its report (nothing but on the last pipeline stage), and the
             number of micro-batches.
         """
-        packs = self._packs(batch, rows, self.settings.max_tokens_per_gpu)
+        packs = self._packs(batch, rows, self.settings.max_tokens_per_gpu, positions)
         micro_batches = [self._to_device(packed, batch, columns) for packed in packs]
 
         def finish(micro: MicroBatch, hidden: torch.Tensor) -> Any:
@@ -152,12 +156,16 @@ class Passes:
         )
 
     def _packs(
-        self, batch: TrainBatch, rows: Sequence[int], max_tokens: int | None
+        self,
+        batch: TrainBatch,
+        rows: Sequence[int],
+        max_tokens: int | None,
+        positions: Literal["trained", "response"] = "trained",
     ) -> list[PackedMicroBatch]:
         policy = self._policy(max_tokens)
         plan = schedule_step(batch.lengths.tolist(), rows, self.settings.data_parallel_size, policy)
         mine = plan.ranks[parallel_state.get_data_parallel_rank()]
-        return [pack(batch, ids, pad_to=self.pad_to) for ids in mine]
+        return [pack(batch, ids, pad_to=self.pad_to, positions=positions) for ids in mine]
 
     def _to_device(
         self,
@@ -171,6 +179,9 @@ class Passes:
         positions = move(packed.position_ids)
         place = move(packed.response_index)
         row_ids = np.asarray(packed.row_ids, dtype=np.int64)
+        trained = np.ones(len(packed.rows), dtype=bool)
+        if batch is not None:
+            trained = batch.loss_mask[packed.response_index] == 1
         return MicroBatch(
             tokens=move(packed.tokens)[None],
             positions=positions[None],
@@ -179,6 +190,7 @@ class Passes:
             targets=move(packed.targets),
             rows=move(packed.rows),
             row_ids=packed.row_ids,
+            mask=move(trained),
             denominators=move(np.zeros(0) if batch is None else batch.denominators[row_ids]),
             columns={name: column[place] for name, column in (columns or {}).items()},
         )

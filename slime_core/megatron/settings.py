@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import ConfigError
+from slime_core.plugins.args_view import ArgsView
 
 LOGITS_AT_ONCE = 130_000_000
 """Some five float32 copies of them are alive at the peak of the backward pass: below 3 GB."""
@@ -36,6 +37,7 @@ class TrainerSettings:
         clip_grad: bound of the global gradient norm; 0 does not clip.
         weight_decay, adam_beta1, adam_beta2, adam_eps: AdamW.
         algorithm: estimator, losses and their numbers.
+        args: the configuration as the functions named in `algorithm` see it.
         rollout_temperature: logits are divided by it before log-probs and entropy.
         use_dynamic_batch_size, max_tokens_per_gpu, micro_batch_size: micro-batches of training.
         overlong_policy: what becomes of rows longer than max_tokens_per_gpu, see
@@ -84,6 +86,7 @@ class TrainerSettings:
     adam_eps: float = 1e-8
 
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    args: ArgsView | None = None
     rollout_temperature: float = 1.0
 
     use_dynamic_batch_size: bool = False
@@ -139,6 +142,11 @@ class TrainerSettings:
             raise ConfigError(
                 "a critic over tensor- or pipeline-parallel ranks is not supported yet: use sizes "
                 "of 1, or an estimator without a critic such as grpo"
+            )
+        if self.algorithm.loss_type == "custom_loss" and self.tensor_model_parallel_size > 1:
+            raise ConfigError(
+                "custom_loss_function_path gets whole logits, which tensor-parallel ranks do not "
+                "hold: use tensor_model_parallel_size 1"
             )
         if self.rollout_temperature <= 0:
             raise ConfigError(

@@ -9,8 +9,10 @@ from slime_core.algorithms.advantages.assemble import AdvantageInputs, token_adv
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron.critic import CriticSteps
+from slime_core.megatron.hooks import custom_advantages
 from slime_core.megatron.roles import HeldWeights
 from slime_core.megatron.step import PolicySteps
+from slime_core.plugins.trainer_hooks import TrainerHooks
 
 Columns = dict[str, torch.Tensor]
 
@@ -22,6 +24,7 @@ def response_columns(
     reference: HeldWeights | None = None,
     teacher: HeldWeights | None = None,
     critic: CriticSteps | None = None,
+    hooks: TrainerHooks | None = None,
 ) -> Columns:
     """Flat columns over the batch's response tokens, [sum R] each, the same on every rank.
 
@@ -29,13 +32,16 @@ def response_columns(
     whole batch and the log-probs of all ranks, so whitening needs no further communication.
 
     Returns:
-        `advantages` and `rollout`; where they are needed `old`, `train` and `ref` (see
+        `advantages` and `rollout`, which may be missing where the loss is not a policy's; where
+        they are needed `old`, `train` and `ref` (see
         PolicySteps.gradients), `values` and `returns` (see CriticSteps.gradients), and for
         metrics `kl` (of token rewards) and `teacher`.
     """
     device = policy.passes.device
     rows = [row for step in batch.steps for row in step]
-    columns = {"rollout": torch.from_numpy(batch.rollout_log_probs).to(device)}
+    columns: Columns = {}
+    if algorithm.loss_type == "policy_loss" or np.isfinite(batch.rollout_log_probs).any():
+        columns["rollout"] = torch.from_numpy(batch.rollout_log_probs).to(device)
     for name, other in (("ref", reference), ("teacher", teacher)):
         if other is not None:
             with other.in_use():
@@ -47,6 +53,8 @@ def response_columns(
         columns[name] = policy.log_probs(batch, rows)
     if critic is not None:
         columns["values"] = critic.values(batch, rows)
+    if algorithm.disable_compute_advantages_and_returns:
+        return columns
     made = token_advantages(
         algorithm,
         AdvantageInputs(
@@ -58,6 +66,7 @@ def response_columns(
             values=columns.get("values"),
             teacher_log_probs=columns.get("teacher"),
         ),
+        custom=custom_advantages(hooks or TrainerHooks(), batch, columns),
     )
     columns["advantages"] = made.advantages
     for name, column in (("returns", made.returns), ("kl", made.kl)):

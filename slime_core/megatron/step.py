@@ -6,13 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 
+from slime_core.algorithms.log_probs import log_probs_and_entropy
+from slime_core.algorithms.losses.reductions import token_weights
+from slime_core.algorithms.masking import masked
 from slime_core.algorithms.objective import Objective, ObjectiveInputs, evaluate
 from slime_core.batching.select import StepTotals, step_totals
 from slime_core.batching.types import TrainBatch
+from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
+from slime_core.megatron.hooks import custom_loss, with_hooks
 from slime_core.megatron.logprobs import log_probs_of_rows
 from slime_core.megatron.optimizer import (
     TrainState,
@@ -21,6 +27,7 @@ from slime_core.megatron.optimizer import (
     zero_gradients,
 )
 from slime_core.megatron.passes import MicroBatch, Passes, Report
+from slime_core.plugins.trainer_hooks import TrainerHooks
 
 LARGEST = "train_rollout_logprob_abs_diff_max"
 COLUMN_MEANS = {
@@ -64,8 +71,9 @@ class Gradients:
 class PolicySteps:
     """What the policy's model computes in an iteration."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: Passes, hooks: TrainerHooks | None = None) -> None:
         self.passes = passes
+        self.hooks = hooks or TrainerHooks()
 
     def gradients(
         self,
@@ -86,8 +94,9 @@ class PolicySteps:
                 log-probs where `old` are the engine's) and `ref` (of the reference).
         """
         totals = step_totals(rows, batch.rollout_ids, batch.mask_sums)
-        loss = partial(self._loss, objective, totals)
-        return collect(self.passes, batch, rows, columns, totals, loss)
+        loss = partial(self._loss, objective, totals, batch)
+        whole = "response" if self.hooks.read_all_tokens else "trained"
+        return collect(self.passes, batch, rows, columns, totals, loss, whole)
 
     def log_probs(self, batch: TrainBatch, rows: Sequence[int]) -> torch.Tensor:
         """Log-probs of all trained response tokens of some rows, with the present weights.
@@ -118,9 +127,16 @@ class PolicySteps:
         )
 
     def _loss(
-        self, objective: Objective, totals: StepTotals, micro: MicroBatch, hidden: torch.Tensor
+        self,
+        objective: Objective,
+        totals: StepTotals,
+        batch: TrainBatch,
+        micro: MicroBatch,
+        hidden: torch.Tensor,
     ) -> tuple[torch.Tensor, Report]:
         """This micro-batch's part of the step's loss, and its part of every metric."""
+        if self.hooks.loss is not None:
+            return self._custom_loss(objective, totals, batch, micro, hidden)
         log_probs, entropy = self._read(micro, hidden)
         columns = micro.columns
         current = log_probs.detach()
@@ -129,32 +145,79 @@ class PolicySteps:
         if self.passes.settings.algorithm.use_rollout_logprobs:  # `old` are the engine's
             train = columns.get("train", current)
         result = evaluate(
-            objective,
+            with_hooks(objective, self.hooks, batch, micro),
             ObjectiveInputs(
                 log_probs=log_probs,
                 entropy=entropy,
                 old_log_probs=old,
-                advantages=columns["advantages"],
-                mask=torch.ones_like(log_probs, dtype=torch.bool),
+                advantages=columns.get("advantages", torch.zeros_like(current)),
+                mask=micro.mask,
                 rows=micro.rows,
                 denominators=micro.denominators,
                 rollouts=totals.rollouts,
                 tokens=totals.tokens,
                 trained_rollouts=totals.trained_rollouts,
-                rollout_log_probs=columns["rollout"],
+                rollout_log_probs=columns.get("rollout"),
                 ref_log_probs=columns.get("ref"),
                 train_log_probs=train,
             ),
         )
         report = {name: value.double() for name, value in result.metrics.items()}
-        means = {"rollout/log_probs": current}
-        means |= {metric: columns[name] for name, metric in COLUMN_MEANS.items() if name in columns}
-        if "teacher" in columns:
-            means["rollout/opd_reverse_kl"] = old - columns["teacher"]
-        report |= token_means(means, totals)
-        gap = (train - columns["rollout"]).abs()
+        return result.loss, report | _means(micro, totals, current, old, train)
+
+    def _custom_loss(
+        self,
+        objective: Objective,
+        totals: StepTotals,
+        batch: TrainBatch,
+        micro: MicroBatch,
+        hidden: torch.Tensor,
+    ) -> tuple[torch.Tensor, Report]:
+        """The same by the user's function, which sees logits of all response tokens at once."""
+        logits = self.passes.state.model.head(hidden)[:, : self.passes.shape.vocab_size]
+        log_probs, entropy = log_probs_and_entropy(
+            logits, micro.targets, self.passes.settings.rollout_temperature
+        )
+        weights = token_weights(
+            objective.reduction,
+            micro.rows,
+            micro.denominators,
+            rollouts=totals.rollouts,
+            tokens=totals.tokens,
+            constant_length=objective.constant_length,
+        )
+        current = log_probs.detach()
+        old = micro.columns.get("old", current)
+        columns = {**micro.columns, "old": old, "current_log_probs": log_probs, "entropy": entropy}
+        loss, metrics = custom_loss(self.hooks, batch, micro, logits, columns, weights)
+        report = {**metrics, "loss": loss.detach()}
+        means = _means(micro, totals, current, old, old)
+        return loss, {name: value.double() for name, value in report.items()} | means
+
+
+def _means(
+    micro: MicroBatch,
+    totals: StepTotals,
+    current: torch.Tensor,
+    old: torch.Tensor,
+    train: torch.Tensor,
+) -> Report:
+    """Parts of the means of log-probs and what came from them, and the largest gap to the engine.
+
+    Args:
+        current, old, train: log-probs [P]: of now, those the ratio refers to, and the trainer's
+            before the iteration.
+    """
+    columns = micro.columns
+    means = {"rollout/log_probs": current}
+    means |= {metric: columns[name] for name, metric in COLUMN_MEANS.items() if name in columns}
+    if "teacher" in columns:
+        means["rollout/opd_reverse_kl"] = old - columns["teacher"]
+    report = token_means(means, micro.mask, totals)
+    if "rollout" in columns:
+        gap = masked(train - columns["rollout"], micro.mask).abs()
         report[LARGEST] = gap.max().double() if gap.numel() else report["rollout/log_probs"] * 0
-        return result.loss, report
+    return report
 
 
 def collect(
@@ -164,12 +227,13 @@ def collect(
     columns: Mapping[str, torch.Tensor],
     totals: StepTotals,
     loss: partial[tuple[torch.Tensor, Report]],
+    positions: Literal["trained", "response"] = "trained",
 ) -> Gradients:
     """Runs a step's micro-batches and gathers gradients and metrics. A collective."""
     state = passes.state
     zero_gradients(state)
     lr = state.lr
-    outputs, micro_batches = passes.train(batch, rows, columns, loss)
+    outputs, micro_batches = passes.train(batch, rows, columns, loss, positions)
     metrics = _metrics(passes.device, [report for _, report in outputs])
     finite, grad_norm = read_gradients(state)
     return Gradients(
@@ -184,10 +248,12 @@ def collect(
     )
 
 
-def token_means(values: Mapping[str, torch.Tensor], totals: StepTotals) -> Report:
+def token_means(
+    values: Mapping[str, torch.Tensor], mask: torch.Tensor, totals: StepTotals
+) -> Report:
     """Parts of means over the step's trained tokens."""
     count = max(totals.tokens, 1)
-    return {name: value.sum().double() / count for name, value in values.items()}
+    return {name: masked(value, mask).sum().double() / count for name, value in values.items()}
 
 
 def _metrics(device: torch.device, reports: list[Report]) -> dict[str, float]:
@@ -198,6 +264,11 @@ def _metrics(device: torch.device, reports: list[Report]) -> dict[str, float]:
     sums = torch.zeros(len(summed), dtype=torch.float64, device=device)
     largest = torch.zeros(1, dtype=torch.float64, device=device)
     for report in reports:
+        if sorted(report) != own:
+            raise TrainerError(
+                "micro-batches report different numbers, so they cannot be added up: "
+                f"{', '.join(sorted(set(report) ^ set(own)))}"
+            )
         sums += torch.stack([report[name] for name in summed])
         if LARGEST in report:
             largest = torch.maximum(largest, report[LARGEST].reshape(1))

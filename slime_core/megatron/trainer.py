@@ -37,6 +37,7 @@ from slime_core.megatron.roles import HeldWeights
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.signals import Columns, response_columns
 from slime_core.megatron.step import Gradients, PolicySteps
+from slime_core.plugins.trainer_hooks import load_trainer_hooks
 from slime_core.weights.tables import bind, read_shape
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,9 @@ class PolicyTrainer:
         try:
             model, self.shape = build_model(self.settings, shape, options)
             self.state = build_train_state(model, self.settings, options)
-            self.policy = PolicySteps(Passes(self.settings, self.shape, self.state))
             algorithm = self.settings.algorithm
+            self.hooks = load_trainer_hooks(algorithm, self.settings.args)
+            self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), self.hooks)
             self.reference = self._hold(algorithm.uses_reference, algorithm.ref_load)
             self.teacher = self._hold(algorithm.use_opd, algorithm.opd_teacher_load)
             self.critic = None
@@ -144,6 +146,7 @@ class PolicyTrainer:
             self.reference,
             self.teacher,
             self.critic,
+            self.hooks,
         )
         read = time.perf_counter()
         results = []

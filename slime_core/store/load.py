@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from slime_core.store.batch import Batch, BatchContent
 from slime_core.store.cache import NodeCache
 from slime_core.store.columnar import Ragged, SampleBatch
 from slime_core.store.seal import StoredGroup, open_groups, read_seal
+from slime_core.store.values import from_json
 
 
 def load_groups(cache: NodeCache, content: BatchContent) -> list[SampleBatch]:
@@ -90,7 +92,16 @@ def load_train_batch(backend: Backend, batch: Batch, cache: NodeCache | None = N
         denominators=np.asarray(content.denominators, dtype=np.float64),
         steps=content.steps,
         truncated=np.asarray(truncated, dtype=np.uint8),
+        metadata=_metadata(groups),
     )
+
+
+def _metadata(groups: Sequence[SampleBatch]) -> tuple[dict[str, Any] | None, ...]:
+    """[rows] `train_metadata`; () where no row has any."""
+    if not any(group.valid("train_metadata").any() for group in groups):
+        return ()
+    texts = [text for group in groups for text in group.texts("train_metadata")]
+    return tuple(None if text is None else from_json(text) for text in texts)
 
 
 def _column(groups: Sequence[SampleBatch], name: str, dtype: type) -> np.ndarray:

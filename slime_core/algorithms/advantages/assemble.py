@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,9 @@ class AdvantageInputs:
     teacher_log_probs: Tensor | None = None
 
 
+CustomAdvantages = Callable[[AdvantageInputs], tuple[Tensor, Tensor | None]]
+
+
 @dataclass(frozen=True)
 class Advantages:
     """Float32 [P] each.
@@ -54,7 +58,10 @@ class Advantages:
 
 @torch.no_grad()
 def token_advantages(
-    settings: AlgorithmSettings, x: AdvantageInputs, all_reduce: tokens.AllReduceSum = tokens.alone
+    settings: AlgorithmSettings,
+    x: AdvantageInputs,
+    all_reduce: tokens.AllReduceSum = tokens.alone,
+    custom: CustomAdvantages | None = None,
 ) -> Advantages:
     """The advantage of each token of an iteration, whitened if the settings say so.
 
@@ -62,6 +69,8 @@ def token_advantages(
         settings: estimator and its numbers.
         x: all rows of the iteration.
         all_reduce: for whitening, where each rank passes rows of its own.
+        custom: takes the place of the estimator: inputs -> advantages [P], and returns [P] or
+            None. Distillation and whitening follow.
 
     Raises:
         DataError: log-probs or values are missing that the estimator needs.
@@ -70,7 +79,9 @@ def token_advantages(
     kind = settings.estimator.token_advantages
     kl = _kl(settings, x) if settings.kl_coef and kind != "broadcast" else None
     returns = None
-    if kind == "discounted":
+    if custom is not None:
+        found, returns = custom(x)
+    elif kind == "discounted":
         found = tokens.reinforce_plus_plus(
             x.rewards, kl, x.mask, layout, kl_coef=settings.kl_coef, gamma=settings.gamma
         )

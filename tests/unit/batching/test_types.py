@@ -40,6 +40,11 @@ def test_select_copies_whole_rows_in_the_given_order(make_batch_module, order, k
     assert trained == [step for step in expected if step]
 
 
+def test_metadata_follows_its_row(make_batch):
+    batch = replace(make_batch([1, 1, 1], [2, 3, 1]), metadata=({"a": 1}, None, {"b": 2}))
+    assert batch.select([2, 0]).metadata == ({"b": 2}, {"a": 1})
+
+
 def test_denominators_of_a_selection_stay_those_of_the_whole_rollout(make_batch):
     batch = make_batch([1, 1], [2, 3], rollout_ids=[7, 7], mask=[1, 1, 1, 0, 1])
     assert batch.select([0]).denominators.tolist() == [4.0]
@@ -50,6 +55,7 @@ def test_denominators_of_a_selection_stay_those_of_the_whole_rollout(make_batch)
     [
         ({"tokens": np.zeros(9, dtype=np.int64)}, "tokens must be a flat int32"),
         ({"rewards": np.array([1.0, np.nan])}, "row 1 .*not finite"),
+        ({"metadata": ({},)}, "metadata has 1 values, expected 2"),
         ({"rewards": np.array([1.0])}, "rewards has 1 values, expected 2"),
         ({"denominators": np.zeros(2)}, "row 0 .*denominator"),
         ({"response_lengths": np.array([4, 2])}, "contradicts response_offsets"),

@@ -98,6 +98,12 @@ def file_as(flag: str, path: str = "taken/inside") -> Callable[[Path], Arguments
     return make
 
 
+HOOKS = """
+def weights(args, pg_loss): ...
+def advantages(args, rollout_data): ...
+reduce = 3
+"""
+
 CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     # prompts
     "no prompts file": (
@@ -158,6 +164,20 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     "wrong signature": (
         graded_by("def grade(sample): return 1\n", ":grade"),
         ["grade.py:grade(sample) does not fit: it is called as (args, sample)"],
+    ),
+    "functions of the trainer that do not fit": (
+        lambda folder: [
+            *(QUICKSTART, "--use-tis"),
+            *("--custom-tis-function-path", f"{plugin(folder, HOOKS)}:weights"),
+            *("--custom-advantage-function-path", f"{folder / 'grade.py'}:advantage"),
+            *("--custom-pg-loss-reducer-function-path", f"{folder / 'grade.py'}:reduce"),
+        ],
+        [
+            "grade.py:weights(args, pg_loss) does not fit: it is called as (args=..., pg_loss=...,",
+            "grade.py:advantage: ",
+            "has no 'advantage'; did you mean advantages?",
+            "grade.py:reduce is a int; a function(total_lengths, response_lengths,",
+        ],
     ),
     "a file that raises": (
         graded_by("import nothing_like_it\n", ":grade"),

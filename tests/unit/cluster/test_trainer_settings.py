@@ -67,6 +67,7 @@ def test_a_ranks_settings(tmp_path):
     assert (settings.rank, settings.world_size, settings.master_port) == (0, 1, 4242)
     assert (settings.seed, settings.lr, settings.threads) == (7, 0.5, 3)
     assert settings.train_iters == 20, "optimizer steps, not iterations"
+    assert settings.args is not None and settings.args.lr == 0.5, "functions of the user's see it"
     assert settings.megatron == {"weight_decay": 0.1}, "bf16 has become the dtype"
 
 

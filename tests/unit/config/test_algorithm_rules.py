@@ -16,6 +16,8 @@ from tests.unit.config.trees import small
 FOR_PACK = {"disable_grpo_std_normalization", "disable_rewards_normalization"}
 PLUS = {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True}
 PPO = {"advantage_estimator": "ppo"}
+TIS_HOOK = {"use_tis": True, "custom_tis_function_path": "f.py"}
+CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,26 @@ PPO = {"advantage_estimator": "ppo"}
         (PPO | {"disable_rewards_normalization": True}, ("which ppo and reinforce_plus_plus",)),
         (PPO | {"num_critic_only_steps": 3}, ("untrained in all 2 iterations",)),
         ({"eps_clip": 1.0}, ("eps_clip 1.0 would allow negative ratios",)),
+        ({"loss_type": "custom_loss"}, ("set custom_loss_function_path",)),
+        ({"custom_loss_function_path": "f.py"}, ("only with loss_type custom_loss",)),
+        ({"custom_tis_function_path": "f.py"}, ("only with use_tis",)),
+        (TIS_HOOK | {"tis_clip": 3.0}, ("tis_clip 3.0", "without custom_tis_function_path")),
+        (TIS_HOOK | {"use_rs": True}, ("use_rs True", "which decides alone")),
+        (
+            {"advantage_estimator": "dr_grpo", "custom_pg_loss_reducer_function_path": "f.py"},
+            ("both decide how tokens are weighed",),
+        ),
+        ({"loss_type": "sft_loss", "use_tis": True}, ("only with loss_type policy_loss",)),
+        (
+            {"loss_type": "sft_loss", "normalize_advantages": True},
+            ("where the loss looks at advantages",),
+        ),
+        (PPO | {"loss_type": "sft_loss"}, ("sft_loss has no critic",)),
+        (CUSTOM | {"entropy_coef": 0.1}, ("which is the whole loss",)),
+        (
+            {"disable_compute_advantages_and_returns": True},
+            ("only with loss_type sft_loss or custom_loss",),
+        ),
     ],
 )
 def test_what_contradicts_or_has_no_effect_is_one_sentence(overrides, words):
@@ -100,6 +122,9 @@ def test_what_contradicts_or_has_no_effect_is_one_sentence(overrides, words):
         {"use_kl_loss": True},
         {"use_opd": True, "opd_teacher_load": "t", "opd_kl_coef": 0.5},
         {"ref_load": "elsewhere"},  # launch scripts name the reference also where no KL is used
+        CUSTOM | {"normalize_advantages": True},
+        TIS_HOOK | {"get_mismatch_metrics": True},
+        {"loss_type": "sft_loss", "disable_compute_advantages_and_returns": True},
         {"use_opsm": True, "num_steps_per_rollout": 2},
         {"use_opsm": True, "use_rollout_logprobs": True},
         {"use_tis": True, "tis_mode": "mask", "tis_clip_low": 0.5, "get_mismatch_metrics": True},

@@ -69,6 +69,17 @@ def test_removed_maskless_and_truncated_rows(backend):
     assert loaded.truncated.tolist() == [0, 0, 1, 0]
 
 
+def test_train_metadata_arrives_with_its_row(backend):
+    plain, tagged = group_rows(0), group_rows(1)
+    tagged.samples[2].train_metadata = {"weight": 0.5, "ids": np.arange(3)}
+    other = MemoryBackend()
+    assert load_train_batch(other, stored(other, [plain])).metadata == ()
+    found = load_train_batch(backend, stored(backend, [plain, tagged])).metadata
+    assert [i for i, row in enumerate(found) if row is not None] == [SAMPLES + 2]
+    assert found[SAMPLES + 2]["weight"] == 0.5
+    assert found[SAMPLES + 2]["ids"].tolist() == [0, 1, 2]
+
+
 def test_the_right_attempt_is_trained(backend):
     old, new = group_rows(1, attempt=0, verdict="aborted"), group_rows(1, attempt=1)
     new.samples[0].tokens[-1] = 77
