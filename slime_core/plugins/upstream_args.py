@@ -47,7 +47,6 @@ UPSTREAM: dict[str, Any] = {
     "eval_max_context_len": None,
     "eval_min_new_tokens": None,
     "balance_data": False,
-    "loss_type": "policy_loss",
     "loss_mask_type": "qwen",
     "log_passrate": False,
     "log_multi_turn": False,
