@@ -14,6 +14,8 @@ from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_nam
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import load_filter
 from slime_core.rollout.group import load_hook
+from slime_core.stages.batch_hooks import load_batch_hook
+from slime_core.tools.interface import load_tools
 
 
 def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Findings) -> None:
@@ -44,6 +46,10 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     findings.attempt(lambda: load_filter(rollout.dynamic_sampling_filter_path))
     for path in rollout.rollout_sample_hook_path:
         findings.attempt(lambda p=path: load_hook(p))
+    findings.attempt(lambda: load_batch_hook(rollout.rollout_sample_filter_path, "groups"))
+    process = config.rewards.custom_reward_post_process_path
+    findings.attempt(lambda: load_batch_hook(process, "samples"))
+    findings.attempt(lambda: load_tools(rollout.tool_paths))
 
 
 def check_trainer_hooks(config: RunConfig, findings: Findings) -> None:

@@ -42,6 +42,9 @@ class RolloutGroup(Group):
     `async generate(args, samples, evaluation=False)` for a group."""
     rollout_sample_hook_path: Numeric[list[str]] = Field(default_factory=list)
     """Import paths of `hook(args, sample, *, rollout_id, evaluation)`, called before grading."""
+    rollout_sample_filter_path: Numeric[str | None] = None
+    """Import path of `filter(args, groups)`, which sees all groups of a batch and takes samples out
+    of the loss by setting their remove_sample."""
     max_turns: Numeric[int] = Field(default=5, ge=1)
     """Most turns of a multi-turn generation."""
     tool_paths: Numeric[list[str]] = Field(default_factory=list)
@@ -82,6 +85,9 @@ class RewardsGroup(Group):
     """Hand whole groups to custom_rm_path, as `async fn(args, samples) -> list`."""
     rm_url: Numeric[str | None] = None
     """Reward server of rm_type remote_rm."""
+    custom_reward_post_process_path: Numeric[str | None] = None
+    """Import path of `process(args, samples) -> (raw_rewards, rewards)`, over all samples of a
+    batch, in place of shaping and the group's mean and deviation."""
     reward_error_policy: Numeric[Literal["mask", "zero", "drop", "fail"]] = "mask"
     """A sample that cannot be graded: leave it out, reward 0, drop its group, or stop the run."""
     reward_timeout_s: Operational[float] = Field(default=60.0, gt=0)

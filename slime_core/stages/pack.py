@@ -18,10 +18,12 @@ from slime_core.batching.select import (
     rollout_denominators,
 )
 from slime_core.batching.types import segment_sums
+from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
 from slime_core.run import faults
 from slime_core.run.context import RunContext
 from slime_core.sample import Status
+from slime_core.stages.batch_hooks import processed_rewards, removed_rows
 from slime_core.stages.rows import (
     graded,
     kept_rows,
@@ -72,9 +74,11 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
     raw = np.concatenate([raw_rewards(ctx, batch) for batch in chosen])
     sizes = [len(batch) for batch in chosen]
     rollouts = rollout_ids(chosen, selection.chosen)
+    removed = _removed(ctx, chosen)
     trained = mask_sums(chosen)
+    trained[list(removed)] = 0.0
     groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts, trained)
-    rewards = normalised(ctx, groups, chosen)
+    raw, rewards = _rewards(ctx, groups, chosen)
     return BatchContent(
         iteration=k,
         groups=tuple(
@@ -93,8 +97,32 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
         tokens=int(sum(batch.numbers("response_length").sum() for batch in chosen)),
         metrics=rollout_metrics(chosen, groups, seal.counts)
         | {"rollout/rewards": float(rewards.mean())}
-        | shaping_metrics(ctx, raw, chosen),
+        | shaping_metrics(ctx, groups.rewards, chosen)
+        | _removed_metric(removed),
+        removed=removed,
     )
+
+
+def _removed(ctx: RunContext, chosen: list[SampleBatch]) -> tuple[int, ...]:
+    path = ctx.config.rollout.rollout_sample_filter_path
+    if path is None:
+        return ()
+    return removed_rows(path, ArgsView(ctx.config), [batch.to_samples() for batch in chosen])
+
+
+def _removed_metric(removed: tuple[int, ...]) -> dict[str, float]:
+    return {"rollout/samples/removed": float(len(removed))} if removed else {}
+
+
+def _rewards(
+    ctx: RunContext, groups: Groups, chosen: list[SampleBatch]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Raw rewards and what advantages start from, both float64 [rows]."""
+    path = ctx.config.rewards.custom_reward_post_process_path
+    if path is None:
+        return groups.rewards, normalised(ctx, groups, chosen)
+    samples = [sample for batch in chosen for sample in batch.to_samples()]
+    return processed_rewards(path, ArgsView(ctx.config), samples)
 
 
 def _size(configured: int, rows: dict[int, SampleBatch], k: int) -> int:

@@ -45,6 +45,7 @@ class BatchContent:
         overlays: digest of each score overlay that was applied, by scorer.
         tokens: response tokens of all rows.
         metrics: what is told about the generated batch, by metric name.
+        removed: rows that a filter over the batch took out of the loss.
     """
 
     iteration: int
@@ -59,6 +60,7 @@ class BatchContent:
     overlays: dict[str, str] | None = None
     tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    removed: tuple[int, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -106,6 +108,8 @@ def put_batch(
         "tokens": content.tokens,
         "metrics": dict(content.metrics),
     }
+    if content.removed:
+        body["removed"] = list(content.removed)
     key = layout.batch(content.iteration)
     return _batch(put_document(backend, key, body, by, owner=owner))
 
@@ -130,6 +134,8 @@ def _check(content: BatchContent) -> None:
     rows = [row for step in content.steps for row in step]
     if len(set(rows)) != len(rows) or any(not 0 <= row < content.rows for row in rows):
         raise DataError(f"{name}: its steps name a row twice or one that is not there")
+    if any(not 0 <= row < content.rows for row in content.removed):
+        raise DataError(f"{name}: it takes out a row that is not there")
     missing = {group.segment for group in content.groups} - set(content.seals)
     if missing:
         raise DataError(f"{name}: groups come from unsealed segments {sorted(missing)}")
@@ -150,5 +156,6 @@ def _batch(document: Document) -> Batch:
         overlays=body["overlays"],
         tokens=body["tokens"],
         metrics=body["metrics"],
+        removed=tuple(body.get("removed", ())),
     )
     return Batch(content, document.digest, document.found)

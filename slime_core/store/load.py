@@ -65,7 +65,8 @@ def load_train_batch(backend: Backend, batch: Batch, cache: NodeCache | None = N
     content = batch.content
     groups = load_groups(cache or NodeCache(backend), content)
     response_lengths = _column(groups, "response_length", np.int64)
-    removed = _column(groups, "remove_sample", np.bool_)
+    removed = _column(groups, "remove_sample", np.bool_).copy()
+    removed[list(content.removed)] = True
     truncated = [s == Status.TRUNCATED.value for g in groups for s in g.texts("status")]
     tokens = [group.tokens for group in groups]
     token_offsets = offsets_of(np.concatenate([column.lengths for column in tokens]))

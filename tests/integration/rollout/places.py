@@ -19,7 +19,10 @@ BASE = {"num_rollout": 4, "rollout_batch_size": 4, "n_samples_per_prompt": 4, "s
 class Place:
     """A run's store, one engine, and settings on top of the quickstart's."""
 
-    def __init__(self, folder: Path, url: str, **overrides: Any) -> None:
+    def __init__(
+        self, folder: Path, url: str, source: str = "configs/quickstart.yaml", **overrides: Any
+    ) -> None:
+        self._source = source
         self.folder = folder
         self.backend = open_backend(str(folder / "store" / "r"))
         self.cache = NodeCache(self.backend)
@@ -27,7 +30,7 @@ class Place:
         self._url = url
 
     def worker(self) -> RolloutWorker:
-        config = load_config("configs/quickstart.yaml", self.overrides)
+        config = load_config(self._source, self.overrides)
         log = self.folder / "log"
         store = str(self.folder / "store")
         return RolloutWorker(RolloutSettings(config, "r", store, self.folder, log))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.errors import DataError, RewardError, StoreError
+from slime_core.errors import DataError, PluginError, RewardError, StoreError
 from slime_core.refs import Ref
 from slime_core.run.context import RunContext
 from slime_core.sample import Sample, Status
@@ -278,3 +278,58 @@ def test_cosine_shaping_prefers_short_right_answers(tmp_path):
     content = packed(ctx, [replace(group_rows(0), samples=samples), rows(1, 1, 1, 1, 1)])
     long_right, short_right, long_wrong, short_wrong = content.rewards[:4]
     assert short_wrong < long_wrong < 0 < long_right < short_right
+
+
+HOOKS = """
+def keep_short(args, groups):
+    assert len(groups) == args.rollout_batch_size
+    for group in groups:
+        longest = max(group, key=lambda sample: sample.response_length)
+        longest.remove_sample = True
+
+def doubled(args, samples):
+    raw = [sample.reward * 2 for sample in samples]
+    return raw, [value - 1 for value in raw]
+
+def odd(args, samples): return [1.0]
+def short(args, samples): return [1.0], [1.0]
+def wrong(args): return None
+"""
+
+
+def test_a_filter_over_the_batch_takes_samples_out_of_the_loss(tmp_path):
+    (tmp_path / "h.py").write_text(HOOKS)
+    path = f"{tmp_path / 'h.py'}:keep_short"
+    ctx = lab(tmp_path, rollout_sample_filter_path=path)
+    content = packed(ctx, [group_rows(0), group_rows(1)])
+    lengths = [s.response_length for g in (0, 1) for s in group_rows(g).samples]
+    longest = (int(np.argmax(lengths[:4])), 4 + int(np.argmax(lengths[4:])))
+    assert content.removed == longest
+    assert [content.denominators[row] for row in longest] == [0.0, 0.0]
+    assert content.metrics["rollout/samples/removed"] == 2.0
+    stored = read_batch(ctx.backend, 0)
+    assert stored is not None and stored.content.removed == longest
+    batch = load_train_batch(ctx.backend, stored)
+    masks = np.split(batch.loss_mask, batch.response_offsets[1:-1])
+    assert [bool(mask.any()) for mask in masks] == [row not in longest for row in range(8)]
+
+
+def test_rewards_can_be_processed_by_a_function_over_the_batch(tmp_path):
+    (tmp_path / "h.py").write_text(HOOKS)
+    path = f"{tmp_path / 'h.py'}:doubled"
+    content = packed(
+        lab(tmp_path, custom_reward_post_process_path=path), [group_rows(0), group_rows(1)]
+    )
+    assert content.raw_rewards == [0.0, 2.0] * 4 and content.rewards == [-1.0, 1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("odd", "must return \\(raw_rewards, rewards\\)"), ("short", "two lists of 8 finite numbers"),
+     ("wrong", "does not fit")],
+)  # fmt: skip
+def test_what_a_function_over_the_batch_returns_is_checked(tmp_path, name, message):
+    (tmp_path / "h.py").write_text(HOOKS)
+    path = f"{tmp_path / 'h.py'}:{name}"
+    with pytest.raises(PluginError, match=message):
+        packed(lab(tmp_path, custom_reward_post_process_path=path), [group_rows(0), group_rows(1)])
