@@ -8,9 +8,8 @@ from typing import Any
 from prefect import flow
 
 from flows.order import plain_iteration, stages_of
-from flows.prefect_api import API_ERRORS, artifact_of, reachable, report_late, shown
+from flows.prefect_api import API_ERRORS, reachable, report_late, shown
 from tasks._options import flow_options, unwrapped
-from tasks._run import bound
 from tasks.evaluate import evaluate
 from tasks.generate import generate
 from tasks.pack import pack
@@ -29,12 +28,11 @@ async def iteration(k: int) -> None:
     state = shown()
     state.begin()
     try:
-        metrics = await stages_of(k, stage_task)
+        await stages_of(k, stage_task)
     except BaseException as error:
         state.failure = error
         raise
     state.finished = True
-    await artifact_of(bound().context.run_id, k, metrics)
 
 
 async def stage_task(name: str, iteration: int, *arguments: Any) -> Any:

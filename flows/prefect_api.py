@@ -1,10 +1,9 @@
-"""Calls to Prefect's API that a run can do without: names, marks, artifacts, late reports."""
+"""Calls to Prefect's API that a run can do without: names, marks, late reports."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -12,7 +11,6 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import httpx
-from prefect.artifacts import acreate_markdown_artifact
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, StateType
@@ -23,7 +21,6 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Cancelled, Completed, Crashed
 
 from flows.server import api_answers
-from slime_core.tracking.registry import find
 
 log = logging.getLogger(__name__)
 API_ERRORS = (httpx.HTTPError, ObjectNotFound, ConcurrencySlotAcquisitionError)
@@ -157,31 +154,6 @@ async def report_late(state: Shown) -> None:
                 state.unreported[-1], Completed(message=LATE), force=True
             )
             state.unreported.pop()
-
-
-async def artifact_of(run_id: str, k: int, metrics: dict[str, float]) -> None:
-    """Writes the iteration's table; all iterations of a run share one key, as its versions."""
-    key = "iteration-" + re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
-    try:
-        await acreate_markdown_artifact(
-            key=key, markdown=table_of(k, metrics), description=f"{run_id}, iteration {k:06d}"
-        )
-    except API_ERRORS as error:
-        log.warning("the artifact of iteration %06d was not written: %s", k, error)
-
-
-def table_of(k: int, metrics: dict[str, float]) -> str:
-    """Markdown: seconds by stage, then every other number with its unit and meaning."""
-    times = {name: value for name, value in metrics.items() if name.endswith("_time")}
-    lines = [f"# iteration {k:06d}", "", "| stage | seconds |", "|---|---:|"]
-    for name, value in sorted(times.items(), key=lambda item: -item[1]):
-        lines.append(f"| {name.removeprefix('perf/').removesuffix('_time')} | {value:.3f} |")
-    lines += ["", "| metric | value | unit | meaning |", "|---|---:|---|---|"]
-    for name in sorted(set(metrics) - set(times)):
-        known = find(name)
-        unit, meaning = (known.unit, known.meaning) if known else ("", "")
-        lines.append(f"| {name} | {metrics[name]:.6g} | {unit} | {meaning} |")
-    return "\n".join(lines)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from flows.deployed import deployed
 from flows.iteration import stage_task, tolerant_iteration
 from flows.launch import Launch
 from flows.order import training
+from flows.pages.watched import watch_context, watched
 from flows.prefect_api import SHOWN, Shown, announce, crash_unfinished
 from slime_core.config.tree import RunConfig
 from tasks._options import flow_options
@@ -41,16 +42,23 @@ async def train(
 
 async def launched(launch: Launch) -> None:
     """Trains a run whose processes are starting, and shows it."""
-    SHOWN.set(Shown())
+    shown = Shown()
+    SHOWN.set(shown)
     launch.flow_run_id = await announce(launch.run_id)
     launch.report.say(f"Prefect shows it at {url_for('flow-run', launch.flow_run_id)}")
     watch = asyncio.ensure_future(obey_cancel(launch.flow_run_id))
     try:
-        async with launch.running() as run:
-            await crash_unfinished(launch.run_id)
-            recovery = await recover()
-            launch.tell(recovery)
-            with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-                await training(run, recovery, stage_task, tolerant_iteration)
+        with watched(launch, shown, launch.flow_run_id):
+            await _trained(launch)
     finally:
         watch.cancel()
+
+
+async def _trained(launch: Launch) -> None:
+    async with launch.running() as run:
+        watch_context(run)
+        await crash_unfinished(launch.run_id)
+        recovery = await recover()
+        launch.tell(recovery)
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+            await training(run, recovery, stage_task, tolerant_iteration)

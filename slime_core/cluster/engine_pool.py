@@ -61,12 +61,16 @@ class EnginePool:
     Args:
         spawn: index -> (process, client), not started yet. Called again for each restart.
         size: engines.
+
+    Attributes:
+        restarted: restarts of all engines since the pool was made.
     """
 
     spawn: Callable[[int], tuple[EngineProcess, EngineClient]]
     size: int
     limits: PoolLimits
     engines: list[Engine] = field(default_factory=list)
+    restarted: int = 0
 
     def start(self) -> None:
         """Starts all servers, without waiting. Call it in the main thread: servers die with
@@ -135,6 +139,7 @@ class EnginePool:
         while self.can_restart(engine):
             engine.quarantined = "restarting"
             engine.restarts += 1
+            self.restarted += 1
             await engine.client.close()
             await asyncio.to_thread(engine.process.terminate)
             engine.process, engine.client = self.spawn(self.engines.index(engine))

@@ -162,6 +162,13 @@ class TrackingGroup(Group):
     """MLflow server or database; default MLFLOW_TRACKING_URI, else a database in the workspace."""
     mlflow_experiment_name: Operational[str | None] = None
     """Experiment; default MLFLOW_EXPERIMENT_NAME, else slime-flow."""
+    ui_log_lines_per_s: Operational[float] = Field(default=20.0, ge=0)
+    """Lines a second that the logs of trainer, rollout worker and engines may add to the run's log
+    in Prefect; 0 adds none."""
+    ui_keep_iterations: Operational[int | None] = Field(default=200, ge=50)
+    """Newest iterations of the run that Prefect's pages keep; none keeps all."""
+    ui_prune_other_servers: Operational[bool] = False
+    """Delete older iterations also from a Prefect server that the workspace did not start."""
 
 
 class FaultToleranceGroup(Group):
@@ -173,6 +180,8 @@ class FaultToleranceGroup(Group):
     """Deadline of one generation request."""
     stage_timeout_s: Operational[float] = Field(default=3600.0, gt=0)
     """Deadline of one stage of an iteration."""
+    stall_timeout_s: Operational[float] = Field(default=1800.0, gt=0)
+    """Seconds without a finished iteration after which Prefect gets an event; the run goes on."""
     sync_timeout_s: Operational[float] = Field(default=300.0, gt=0)
     """Deadline of one weight sync."""
     engine_restarts: Operational[int] = Field(default=3, ge=0)

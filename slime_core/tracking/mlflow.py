@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from slime_core.tracking.outbox import TrackerAway, TrackerRefused
 from slime_core.tracking.projection import Record
 from slime_core.tracking.registry import sanitised
 
+log = logging.getLogger(__name__)
 RUN_TAG = "slime.run_id"
 LAST = "progress/iteration"
 TABLES_TAG, TABLES_KEPT = "mlflow.loggedArtifacts", 50
@@ -86,6 +88,40 @@ class MlflowSettings:
         )
 
 
+def page_of(settings: MlflowSettings) -> str | None:
+    """Path of the run's page below MLflow's address; None where MLflow has no such run or does not
+    answer. It loads mlflow, which takes seconds the first time."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    try:
+        with _translated(settings.uri):
+            if settings.uri.startswith("sqlite:///") and not _database(settings.uri).is_file():
+                return None
+            client = MlflowClient(settings.uri)
+            if settings.attach_to:
+                info = client.get_run(settings.attach_to).info
+                return f"#/experiments/{info.experiment_id}/runs/{info.run_id}"
+            experiment = client.get_experiment_by_name(settings.experiment)
+            if experiment is None:
+                return None
+            found = client.search_runs(
+                [experiment.experiment_id], f"tags.`{RUN_TAG}` = '{settings.run_id}'", max_results=1
+            )
+    except (TrackerAway, TrackerRefused) as error:
+        log.info("MLflow does not say which run it is: %s", error)
+        return None
+    if not found:
+        return None
+    return f"#/experiments/{experiment.experiment_id}/runs/{found[0].info.run_id}"
+
+
+def _database(uri: str) -> Path:
+    """File of a SQLite URI."""
+    return Path(uri.removeprefix("sqlite:///"))
+
+
 class MlflowTracker:
     """Sends records to one MLflow run, which a resumed training finds again by its tag.
 
@@ -116,9 +152,7 @@ class MlflowTracker:
 
         with _translated(self._settings.uri):
             if self._settings.uri.startswith("sqlite:///"):
-                Path(self._settings.uri.removeprefix("sqlite:///")).parent.mkdir(
-                    parents=True, exist_ok=True
-                )
+                _database(self._settings.uri).parent.mkdir(parents=True, exist_ok=True)
             self._client = MlflowClient(self._settings.uri)
             run = self._client.get_run(self._find_run())
             self.mlflow_run_id = run.info.run_id

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from flows.launch import LAUNCH, Launch
 from slime_core.config.tree import RunConfig
@@ -25,10 +26,11 @@ from tasks._run import Stages
 from tests.unit.tracking.documents import write_evaluation, write_iteration
 
 
-def config(num_rollout: int) -> RunConfig:
+def config(num_rollout: int, workspace: Path, **tracking: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "run": {"num_rollout": num_rollout},
+            "run": {"num_rollout": num_rollout, "workspace": str(workspace)},
+            "tracking": {"use_mlflow": False, **tracking},
             "data": {"prompt_data": "p.jsonl", "label_key": "label"},
             "rollout": {
                 "hf_checkpoint": "m",
@@ -57,6 +59,8 @@ class StandIn:
         hooks: what a stage does first, by (stage, iteration).
         evaluate_at: iterations after which an evaluation is due (-1: before the first).
         sealed: (kind, iteration) of what counts as found in the store.
+        workspace: default `folder`.
+        changes: fields of `tracking`.
         closed: why the session was closed.
     """
 
@@ -67,9 +71,14 @@ class StandIn:
     hooks: dict[tuple[str, int], Callable[[], Awaitable[None]]] = field(default_factory=dict)
     evaluate_at: tuple[int, ...] = (-1, 1)
     sealed: set[tuple[str, int]] = field(default_factory=set)
+    workspace: Path | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
     closed: str = ""
 
     def __post_init__(self) -> None:
+        self.config = config(self.num_rollout, self.workspace or self.folder, **self.changes)
+        self.state = SimpleNamespace(lineage="a", drifts=0)
+        self.engines = SimpleNamespace(restarted=0)
         self.store = open_backend(str(self.folder / "store"))
 
     def trained(self) -> list[int]:
@@ -125,10 +134,11 @@ class StandIn:
     async def ready(self) -> SimpleNamespace:
         self.outbox = Outbox(self.folder, self.store)
         return SimpleNamespace(
-            config=config(self.num_rollout),
+            config=self.config,
             run_id=self.run_id,
             outbox=self.outbox,
-            state=SimpleNamespace(lineage="a"),
+            state=self.state,
+            engines=self.engines,
         )
 
     async def close(self, reason: str) -> None:
@@ -137,7 +147,7 @@ class StandIn:
 
     def launch(self) -> Launch:
         choice = RunChoice(self.run_id, False, f"starting run {self.run_id}")
-        return Launch(config(self.num_rollout), choice, self, stages=self.stages())
+        return Launch(self.config, choice, self, stages=self.stages())
 
     def train(self) -> Launch:
         """Runs the parent flow to its end."""

@@ -78,14 +78,6 @@ def test_a_run_is_shown_as_named_iterations_and_stages(server, tmp_path):
     assert tasks["train 000001"].state.name == "Completed"
 
 
-def test_each_iteration_leaves_a_table_of_its_numbers(server, tmp_path):
-    StandIn(tmp_path, "Run.With_Odd-Name").train()
-    key = filters.ArtifactFilterKey(any_=["iteration-run-with-odd-name"])
-    artifacts = read("read_artifacts", artifact_filter=filters.ArtifactFilter(key=key))
-    assert len(artifacts) == 3
-    assert all("| train/loss | 0.5 | loss |" in artifact.data for artifact in artifacts)
-
-
 def test_stage_lines_reach_the_log_of_the_run(server, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="tasks"):
         StandIn(tmp_path, "run-logs", num_rollout=1).train()
