@@ -190,8 +190,9 @@ class RewardHub:
         if isinstance(value, ScoreFailure):
             return ScoreFailure(value.reason, value.message, digest)
         key = self.settings.reward_key
-        if evaluation:
+        if evaluation:  # a dataset may have another grader, and its plain numbers count as they are
             key = self.settings.eval_reward_key or key
+            key = key if isinstance(value, dict) else None
         return to_result(value, digest, key, name)
 
     async def _built_in(self, rm_type: str, sample: Sample) -> Any:

@@ -175,6 +175,10 @@ def test_dict_rewards_need_their_key(plugin):
     assert missing.reason == "reward_key" and "score, format" in missing.message
     key_without_dict = score(Sample(response="a", label="a"), rm_type="exact_match", reward_key="k")
     assert key_without_dict.reason == "reward_key"
+    evaluated = score(
+        Sample(response="a", label="a"), evaluation=True, rm_type="exact_match", reward_key="k"
+    )
+    assert evaluated.number == 1.0, "an evaluation's own grader need not know the key"
     nested = score(Sample(), custom_rm_path=f"{path}:nested", reward_key="score")
     assert nested.reason == "not_a_number"
 
