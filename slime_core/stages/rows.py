@@ -74,3 +74,10 @@ def reward_values(rows: SampleBatch) -> list[dict[str, float]]:
         {k: float(v) for k, v in row.items() if isinstance(v, (int, float)) and is_finite(v)}
         for row in values
     ]
+
+
+def turn_counts(rows: SampleBatch) -> list[int]:
+    """Turns of each row that says how many it had (metadata round_number)."""
+    texts = [text for text in rows.texts("metadata") if text and '"round_number"' in text]
+    found = (json.loads(text).get("round_number") for text in texts)
+    return [count for count in found if isinstance(count, int)]

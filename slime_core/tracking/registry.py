@@ -36,6 +36,7 @@ METRICS = (
     Metric("rollout/dynamic_filter/spare_{reason}", "groups", "the same, kept to fill a batch"),
     Metric("rollout/reward/{entry}", "reward", "mean of one entry of dict rewards"),
     Metric("rollout/reward_error/{reason}", "samples", "samples that could not be graded"),
+    Metric("rollout/round_number", "turns", "turns of a multi-turn rollout"),
     Metric("rollout/reward_shaping", "reward", "what shaping by length added to the mean reward"),
     Metric("rollout/log_probs", "nats", "mean log-prob of the trained tokens under the trainer"),
     Metric("rollout/rollout_log_probs", "nats", "the same as the engine reported it"),

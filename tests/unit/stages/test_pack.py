@@ -241,6 +241,14 @@ def test_each_key_of_dict_rewards_is_a_metric(tmp_path):
     assert found == {"rollout/reward/score": 0.5, "rollout/reward/style": 0.5}
 
 
+def test_turns_are_counted_where_rows_say_how_many(tmp_path):
+    group = rows(0, 0, 1, 0, 1)
+    for count, sample in enumerate(group.samples, 1):
+        sample.metadata = sample.metadata | {"round_number": count}
+    content = packed(lab(tmp_path), [group, group_rows(1)])
+    assert content.metrics["rollout/round_number"] == 2.5
+
+
 def test_spare_groups_fill_a_batch_and_filtered_ones_are_counted_by_reason(tmp_path):
     spare = rows(1, 1, 1, 1, 1, verdict="spare", reason="dynamic_filter/zero_std_1.0")
     gone = rows(0, 0, 0, 0, 0, verdict="dropped", reason="dynamic_filter/zero_std_0.0")
