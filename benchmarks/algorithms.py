@@ -57,6 +57,7 @@ ROWS: dict[str, Row] = {
     "dr_grpo": Row("--advantage-estimator dr_grpo"),
     "sapo": Row("--advantage-estimator sapo --num-steps-per-rollout 2"),
     "gmpo": Row("--advantage-estimator gmpo --eps-clip 0.4 --num-steps-per-rollout 2"),
+    "ipo": Row("--advantage-estimator ipo --num-steps-per-rollout 2"),
     "opo": Row("--advantage-estimator opo"),
     "gpg": Row("--advantage-estimator gpg"),
     "max_rl": Row("--advantage-estimator max_rl"),

@@ -14,9 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slime_core.algorithms.advantages.tokens import AllReduceSum, alone
 from slime_core.algorithms.masking import bounded_exp, k3_divergence, masked, row_means, row_sums
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import ConfigError
 
 Level = Literal["token", "sequence", "geometric"]
 Mode = Literal["none", "truncate", "clip", "mask"]
@@ -113,17 +112,18 @@ def importance_weights(
     return Correction(weights, metrics)
 
 
-def normalize_weights(weights: Tensor, mask: Tensor, all_reduce: AllReduceSum = alone) -> Tensor:
-    """Divides weights by their mean over all trained tokens of all ranks. [P]
+def weight_scale(weights: Tensor, mask: Tensor) -> Tensor:
+    """What to multiply weights by so that their mean over trained tokens is 1; 1 if all are 0.
 
-    Raises:
-        DataError: all weights are 0.
+    Args:
+        weights: [P] of all tokens of an optimizer step, on all ranks.
+        mask: bool [P]
+
+    Returns:
+        float64 scalar.
     """
-    clean = masked(weights.double(), mask)
-    count, total = all_reduce(torch.stack([mask.sum().double(), clean.sum()])).tolist()
-    if total <= 0:
-        raise DataError("cannot normalise importance weights: all of them are 0")
-    return (clean * (count / total)).to(weights.dtype)
+    total = masked(weights.double(), mask).sum()
+    return torch.where(total > 0, mask.sum() / total, torch.ones_like(total))
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class ObjectiveInputs:
         ref_log_probs: [P] of the reference, or None.
         train_log_probs: [P] of the trainer, to be compared with the engine's; None takes
             old_log_probs, of which they differ where those are the engine's own.
+        weight_scale: [P] what the correction's weights are multiplied by, or None.
     """
 
     log_probs: Tensor
@@ -97,6 +98,7 @@ class ObjectiveInputs:
     rollout_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     train_log_probs: Tensor | None = None
+    weight_scale: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -183,6 +185,9 @@ def _policy_part(objective: Objective, x: ObjectiveInputs) -> tuple[Tensor, dict
             correction = objective.correction(tokens)
             values = masked(values, x.mask) * masked(correction.weights, x.mask)
             metrics |= correction.metrics
+            if x.weight_scale is not None:
+                values = values * masked(x.weight_scale.to(values.dtype), x.mask)
+                metrics["tis_scale"] = x.weight_scale
         if objective.custom_correction is not None:
             values, kept, own = objective.custom_correction(masked(values, x.mask), x)
             values = masked(values, kept)

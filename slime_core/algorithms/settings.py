@@ -33,6 +33,8 @@ class AlgorithmSettings:
     eps_clip_c: float | None = None
     sapo_tau_pos: float = 1.0
     sapo_tau_neg: float = 1.05
+    ipo_threshold: float = 0.1
+    ipo_kl_tau: float = 1e-3
     entropy_coef: float = 0.0
     calculate_per_token_loss: bool = False
     old_log_probs: Literal["auto", "recompute"] = "auto"
@@ -54,8 +56,10 @@ class AlgorithmSettings:
     tis_clip_low: float = 0.0
     tis_level: Literal["token", "sequence", "geometric"] = "token"
     tis_mode: Literal["clip", "truncate", "mask"] = "clip"
+    tis_batch_normalize: bool = False
     use_rs: bool = False
-    rs_level: Literal["token", "sequence", "geometric"] = "token"
+    rs_level: Literal["token", "sequence", "geometric", "max"] = "token"
+    rs_estimator: Literal["k1", "k2", "k3"] = "k1"
     rs_upper_bound: float = 2.0
     rs_lower_bound: float | None = None
     rs_veto_threshold: float | None = None
@@ -110,14 +114,16 @@ class AlgorithmSettings:
         """True if an iteration needs a forward pass for the policy's log-probs before its steps.
 
         With one step the current log-probs are the old ones, and with `use_rollout_logprobs` the
-        engine's take their place; token rewards and custom advantages need them before any step.
-        Supervised training has no ratio.
+        engine's take their place; token rewards, custom advantages and the mean weight of a step
+        need them before any step. Supervised training has no ratio.
 
         Args:
             steps: optimizer steps of the iteration.
         """
         if self.loss_type == "sft_loss":
             return False
+        if self.tis_batch_normalize:
+            return True
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1
         if self.custom_advantage_function_path is not None:

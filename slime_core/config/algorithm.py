@@ -15,6 +15,7 @@ EstimatorName = Literal[
     "cispo",
     "sapo",
     "gmpo",
+    "ipo",
     "rloo",
     "opo",
     "gpg",
@@ -58,6 +59,10 @@ class AlgorithmGroup(Group):
     """SAPO's temperature for positive advantages."""
     sapo_tau_neg: Numeric[float] = Field(default=1.05, gt=0)
     """SAPO's temperature for negative advantages."""
+    ipo_threshold: Numeric[float] = Field(default=0.1, gt=0)
+    """Change of a token's probability beyond which IPO leaves it out."""
+    ipo_kl_tau: Numeric[float] = Field(default=1e-3, ge=0)
+    """Weight of IPO's squared log-ratio."""
     entropy_coef: Numeric[float] = 0.0
     """Weight of the entropy bonus."""
     calculate_per_token_loss: Numeric[bool] = False
@@ -97,12 +102,17 @@ class AlgorithmGroup(Group):
     """Ratio of each token, of the whole sequence (product) or its geometric mean."""
     tis_mode: Numeric[Literal["clip", "truncate", "mask"]] = "clip"
     """Outside the bounds: clip to both, truncate to the upper one, or mask (IcePop: weight 0)."""
+    tis_batch_normalize: Numeric[bool] = False
+    """Divide the weights of use_tis by their mean over the optimizer step."""
     use_rs: Numeric[bool] = False
     """Leave out tokens or sequences whose ratio of trainer to engine is out of bounds."""
-    rs_level: Numeric[Literal["token", "sequence", "geometric"]] = "token"
-    """The ratio that use_rs judges; beyond token, a sequence stays or goes as a whole."""
+    rs_level: Numeric[Literal["token", "sequence", "geometric", "max"]] = "token"
+    """What use_rs judges: each token; or a sequence as a whole by the sum, mean or largest of its
+    tokens' values."""
+    rs_estimator: Numeric[Literal["k1", "k2", "k3"]] = "k1"
+    """What use_rs measures: k1 the ratio of trainer to engine, k2 or k3 an estimate of the KL."""
     rs_upper_bound: Numeric[float] = Field(default=2.0, gt=0)
-    """Largest ratio that use_rs keeps."""
+    """Largest ratio (k2, k3: KL) that use_rs keeps."""
     rs_lower_bound: Numeric[float | None] = Field(default=None, ge=0)
     """Smallest ratio that use_rs keeps; default 1 / rs_upper_bound."""
     rs_veto_threshold: Numeric[float | None] = Field(default=None, gt=0)

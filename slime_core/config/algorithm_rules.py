@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from slime_core.config.algorithm import AlgorithmGroup
     from slime_core.config.tree import RunConfig
 
-_STD_ESTIMATORS = ("grpo", "gspo", "cispo", "sapo", "gmpo", "pass_at_k")
+_STD_ESTIMATORS = ("grpo", "gspo", "cispo", "sapo", "gmpo", "ipo", "pass_at_k")
+_CLIPS = ("ppo", "gspo", "cispo", "gmpo")
 _SHAPED = ("discounted", "kl_shaped", "gae")
 
 
@@ -43,7 +44,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "with use_kl_loss or kl_coef",
     ),
     (
-        ("tis_clip", "tis_clip_low", "tis_level", "tis_mode"),
+        ("tis_clip", "tis_clip_low", "tis_level", "tis_mode", "tis_batch_normalize"),
         lambda a: a.use_tis and a.custom_tis_function_path is None,
         "with use_tis and without custom_tis_function_path",
     ),
@@ -81,7 +82,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "where the loss looks at advantages",
     ),
     (
-        ("rs_level", "rs_upper_bound", "rs_lower_bound"),
+        ("rs_level", "rs_estimator", "rs_upper_bound", "rs_lower_bound"),
         lambda a: a.use_rs,
         "with use_rs",
     ),
@@ -100,10 +101,17 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "with advantage_estimator ppo",
     ),
     (("sapo_tau_pos", "sapo_tau_neg"), _is("sapo"), "with advantage_estimator sapo"),
+    (("ipo_threshold", "ipo_kl_tau"), _is("ipo"), "with advantage_estimator ipo"),
+    (
+        ("eps_clip", "eps_clip_high"),
+        lambda a: get_estimator(a.advantage_estimator).loss in _CLIPS,
+        "where the loss clips a ratio, not with sapo, ipo and gpg",
+    ),
+    (("rs_lower_bound",), lambda a: a.rs_estimator == "k1", "with rs_estimator k1"),
     (
         ("eps_clip_c",),
         lambda a: get_estimator(a.advantage_estimator).loss in ("ppo", "gspo"),
-        "where the loss clips as PPO does, not with cispo, sapo, gmpo and gpg",
+        "where the loss clips as PPO does, not with cispo, sapo, gmpo, ipo and gpg",
     ),
     (
         ("disable_grpo_std_normalization",),
@@ -191,6 +199,11 @@ def _clip(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | N
         return f"tis_clip_low {a.tis_clip_low} is above tis_clip {a.tis_clip}: swap them"
     if a.rs_lower_bound is not None and a.rs_lower_bound > a.rs_upper_bound:
         return f"rs_lower_bound {a.rs_lower_bound} is above rs_upper_bound {a.rs_upper_bound}"
+    if a.rs_level == "max" and a.rs_estimator == "k1":
+        return (
+            "rs_level max takes the token furthest away, and a ratio is far on two sides: set "
+            "rs_estimator k2 or k3"
+        )
     if a.tis_mode == "truncate" and a.tis_clip_low > 0:
         return "tis_mode truncate has no lower bound: use clip, or leave tis_clip_low out"
     return None

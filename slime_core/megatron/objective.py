@@ -19,11 +19,12 @@ from slime_core.algorithms.objective import Objective
 from slime_core.algorithms.registry import get_policy_loss
 from slime_core.algorithms.settings import AlgorithmSettings
 
-Scope = Literal["token", "seq_sum", "seq_mean"]
+Scope = Literal["token", "seq_sum", "seq_mean", "seq_max"]
 REJECTION_SCOPES: dict[str, Scope] = {
     "token": "token",
     "sequence": "seq_sum",
     "geometric": "seq_mean",
+    "max": "seq_max",
 }
 
 
@@ -43,6 +44,8 @@ def objective_of(settings: AlgorithmSettings) -> Objective:
             eps_clip_c=settings.eps_clip_c,
             sapo_tau_pos=settings.sapo_tau_pos,
             sapo_tau_neg=settings.sapo_tau_neg,
+            ipo_threshold=settings.ipo_threshold,
+            ipo_kl_tau=settings.ipo_kl_tau,
         ),
         reduction=cast(ReductionMode, settings.reduction),
         constant_length=settings.max_response_len,
@@ -58,18 +61,25 @@ def objective_of(settings: AlgorithmSettings) -> Objective:
 
 def _correction(settings: AlgorithmSettings) -> Callable[[Tokens], Correction] | None:
     """Weights and rejections by the ratio of trainer to engine, None without any."""
-    weights = rejection = None
-    if settings.use_tis and settings.custom_tis_function_path is None:
-        weights = partial(
-            importance_weights,
-            level=settings.tis_level,
-            mode=settings.tis_mode,
-            low=settings.tis_clip_low,
-            high=settings.tis_clip,
-        )
+    weights, rejection = weights_of(settings), None
     if settings.use_rs:
         scope = REJECTION_SCOPES[settings.rs_level]
-        rejection = Rejection(scope, "k1", settings.rs_upper_bound, settings.rs_lower_bound)
+        rejection = Rejection(
+            scope, settings.rs_estimator, settings.rs_upper_bound, settings.rs_lower_bound
+        )
     if rejection is None and settings.rs_veto_threshold is None:
         return weights
     return partial(reject, weights=weights, rejection=rejection, veto=settings.rs_veto_threshold)
+
+
+def weights_of(settings: AlgorithmSettings) -> Callable[[Tokens], Correction] | None:
+    """The bounded weights of use_tis, None without it or with a function of the user's."""
+    if not settings.use_tis or settings.custom_tis_function_path is not None:
+        return None
+    return partial(
+        importance_weights,
+        level=settings.tis_level,
+        mode=settings.tis_mode,
+        low=settings.tis_clip_low,
+        high=settings.tis_clip,
+    )

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 
 from slime_core.algorithms.advantages.assemble import AdvantageInputs, token_advantages
+from slime_core.algorithms.corrections import Tokens, weight_scale
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron.critic import CriticSteps
 from slime_core.megatron.hooks import custom_advantages
+from slime_core.megatron.objective import weights_of
 from slime_core.megatron.roles import HeldWeights
 from slime_core.megatron.step import PolicySteps
 from slime_core.plugins.trainer_hooks import TrainerHooks
@@ -33,7 +35,7 @@ def response_columns(
 
     Returns:
         `advantages` and `rollout`, which may be missing where the loss is not a policy's; where
-        they are needed `old`, `train` and `ref` (see
+        they are needed `weight_scale` (of the correction), `old`, `train` and `ref` (see
         PolicySteps.gradients), `values` and `returns` (see CriticSteps.gradients), and for
         metrics `kl` (of token rewards) and `teacher`.
     """
@@ -51,6 +53,8 @@ def response_columns(
     if algorithm.needs_old_log_probs(len(batch.steps)):
         name = "train" if algorithm.use_rollout_logprobs else "old"
         columns[name] = policy.log_probs(batch, rows)
+    if algorithm.tis_batch_normalize:
+        columns["weight_scale"] = _weight_scales(algorithm, batch, columns)
     if critic is not None:
         columns["values"] = critic.values(batch, rows)
     if algorithm.disable_compute_advantages_and_returns:
@@ -73,6 +77,22 @@ def response_columns(
         if column is not None:
             columns[name] = column
     return columns
+
+
+def _weight_scales(
+    algorithm: AlgorithmSettings, batch: TrainBatch, columns: Columns
+) -> torch.Tensor:
+    """float32 [sum R]: what makes the mean weight of the token's optimizer step 1."""
+    weights = weights_of(algorithm)
+    assert weights is not None
+    rollout = columns["rollout"]
+    rows = torch.from_numpy(batch.response_rows).to(rollout.device)
+    scales = torch.ones_like(rollout)
+    for step in batch.steps:
+        mask = torch.from_numpy(_trained(batch, list(step))).to(rollout.device)
+        tokens = Tokens.of(columns["old"], rollout, mask, rows, batch.num_rows)
+        scales[mask] = weight_scale(weights(tokens).weights, mask).float()
+    return scales
 
 
 def _trained(batch: TrainBatch, rows: list[int]) -> np.ndarray:

@@ -160,6 +160,7 @@ class PolicySteps:
                 rollout_log_probs=columns.get("rollout"),
                 ref_log_probs=columns.get("ref"),
                 train_log_probs=train,
+                weight_scale=columns.get("weight_scale"),
             ),
         )
         report = {name: value.double() for name, value in result.metrics.items()}

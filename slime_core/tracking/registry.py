@@ -70,6 +70,7 @@ METRICS = (
     Metric("train/tis", "ratio", "the weight that the loss was multiplied by"),
     Metric("train/tis_clipfrac", "share", "tokens whose weight was bounded"),
     Metric("train/tis_abs", "ratio", "distance of the unbounded weight from 1"),
+    Metric("train/tis_scale", "ratio", "what made the mean weight of an optimizer step 1"),
     Metric("train/rs_rejected", "share", "tokens left out because their ratio was out of bounds"),
     Metric("train/kl_coef", "weight", "coefficient of the KL in the iteration"),
     Metric("train/opsm_clipfrac", "share", "tokens of sequences that OPSM left out"),

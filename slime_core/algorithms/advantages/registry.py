@@ -47,6 +47,7 @@ _ESTIMATORS = (
     Estimator("cispo", grpo, loss="cispo"),
     Estimator("sapo", grpo, loss="sapo"),
     Estimator("gmpo", grpo, loss="gmpo"),
+    Estimator("ipo", grpo, loss="ipo_tv"),
     Estimator("rloo", baselines.rloo),
     Estimator("opo", baselines.opo),
     Estimator("gpg", baselines.gpg, loss="policy_gradient"),

@@ -92,7 +92,7 @@ def sample_weights(batch: TrainBatch) -> list[float]:
 EFFECTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *(
         ({}, {"advantage_estimator": name}, "grad_norm")
-        for name in ("gspo", "cispo", "sapo", "gmpo", "gpg")
+        for name in ("gspo", "cispo", "sapo", "gmpo", "gpg", "ipo")
     ),
     ({}, {"advantage_estimator": "dr_grpo", "max_response_len": 20}, "loss"),
     ({}, {"normalize_advantages": True}, "loss"),
@@ -125,6 +125,15 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"use_rs": True}, {"rs_upper_bound": 1.2}, "rs_rejected"),
     ({"use_rs": True}, {"rs_lower_bound": 0.9}, "rs_rejected"),
     ({"use_rs": True}, {"rs_level": "sequence"}, "rs_rejected"),
+    ({"use_rs": True}, {"rs_estimator": "k3", "rs_upper_bound": 0.02}, "rs_rejected"),
+    (
+        {"use_rs": True, "rs_estimator": "k3", "rs_upper_bound": 0.1},
+        {"rs_level": "max"},
+        "rs_rejected",
+    ),
+    ({"use_tis": True, "tis_clip": 1.1}, {"tis_batch_normalize": True}, "loss"),
+    ({"advantage_estimator": "ipo"}, {"ipo_threshold": 1e-4}, "pg_clipfrac"),
+    ({"advantage_estimator": "ipo"}, {"ipo_kl_tau": 0.1}, "loss"),
     ({"use_tis": True}, {"rs_veto_threshold": 0.6}, "loss"),
     ({"use_rollout_logprobs": True}, {"use_opsm": True}, "loss"),
     ({"use_rollout_logprobs": True, "use_opsm": True}, {"opsm_delta": 0.2}, "opsm_clipfrac"),
@@ -182,7 +191,10 @@ def test_every_setting_changes_its_number(
 
 def test_every_reported_number_is_explained(ran: Callable[..., dict[str, Any]]) -> None:
     everything = [
-        {"use_tis": True, "use_rs": True, "get_mismatch_metrics": True, "use_kl_loss": True},
+        {
+            **{"use_tis": True, "tis_batch_normalize": True, "use_rs": True},
+            **{"get_mismatch_metrics": True, "use_kl_loss": True},
+        },
         {"use_rollout_logprobs": True, "use_opsm": True},
         PPO | {"kl_coef": 0.5},
         OPD,
@@ -192,6 +204,25 @@ def test_every_reported_number_is_explained(ran: Callable[..., dict[str, Any]]) 
         for name in ran(**chosen).keys() - text:
             metric = find(name if "/" in name else f"train/{name}")
             assert metric is not None and "{" not in metric.name, name
+
+
+def test_the_mean_weight_of_a_step_is_one_where_it_is_asked_for(
+    model: str, two_steps: TrainBatch, in_trainer: Callable[..., Any]
+) -> None:
+    """Without clipping of the policy ratio the loss of each step is linear in the weights."""
+    tis = {"use_tis": True, "tis_clip": 1.1}
+    chosen = [settings(model, **tis, tis_batch_normalize=on) | {"lr": 0.0} for on in (False, True)]
+    before, after = (steps_of(in_trainer(jobs.train, c, [two_steps])) for c in chosen)
+    for plain, scaled, rows in zip(before, after, two_steps.steps, strict=True):
+        step = two_steps.select(rows)
+        own = models.load_model(model).double()
+        with torch.no_grad():
+            log_p = torch.cat([models.token_log_probs(own, step, r) for r in range(step.num_rows)])
+        ratio = (log_p - torch.from_numpy(step.rollout_log_probs)).exp().clamp(0, 1.1)
+        mean = ratio[torch.from_numpy(step.loss_mask == 1)].mean().item()
+        assert scaled["tis_scale"] == pytest.approx(1 / mean, rel=1e-4)
+        assert scaled["loss"] == pytest.approx(plain["loss"] / mean, rel=1e-4)
+        assert scaled["tis"] == pytest.approx(plain["tis"], rel=1e-5)
 
 
 def test_mismatch_metrics_are_reported_where_asked_for(ran: Callable[..., dict[str, Any]]) -> None:

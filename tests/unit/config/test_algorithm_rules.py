@@ -80,6 +80,17 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
         (PPO | {"disable_rewards_normalization": True}, ("which ppo and reinforce_plus_plus",)),
         (PPO | {"num_critic_only_steps": 3}, ("untrained in all 2 iterations",)),
         ({"eps_clip": 1.0}, ("eps_clip 1.0 would allow negative ratios",)),
+        ({"use_rs": True, "rs_level": "max"}, ("set rs_estimator k2 or k3",)),
+        (
+            {"use_rs": True, "rs_estimator": "k3", "rs_lower_bound": 0.1},
+            ("rs_lower_bound 0.1", "only with rs_estimator k1"),
+        ),
+        ({"tis_batch_normalize": True}, ("only with use_tis",)),
+        ({"ipo_threshold": 0.3}, ("with advantage_estimator ipo",)),
+        (
+            {"advantage_estimator": "gpg", "eps_clip": 0.1},
+            ("eps_clip 0.1", "not with sapo, ipo and gpg"),
+        ),
         ({"loss_type": "custom_loss"}, ("set custom_loss_function_path",)),
         ({"custom_loss_function_path": "f.py"}, ("only with loss_type custom_loss",)),
         ({"custom_tis_function_path": "f.py"}, ("only with use_tis",)),
@@ -122,6 +133,9 @@ def test_what_contradicts_or_has_no_effect_is_one_sentence(overrides, words):
         {"use_kl_loss": True},
         {"use_opd": True, "opd_teacher_load": "t", "opd_kl_coef": 0.5},
         {"ref_load": "elsewhere"},  # launch scripts name the reference also where no KL is used
+        {"use_rs": True, "rs_level": "max", "rs_estimator": "k3"},
+        {"use_tis": True, "tis_batch_normalize": True, "use_rs": True},
+        {"advantage_estimator": "ipo", "ipo_threshold": 0.2, "ipo_kl_tau": 0.0},
         CUSTOM | {"normalize_advantages": True},
         TIS_HOOK | {"get_mismatch_metrics": True},
         {"loss_type": "sft_loss", "disable_compute_advantages_and_returns": True},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime_core.algorithms.advantages.registry import ESTIMATORS
-from slime_core.algorithms.losses.policy_gradient import cispo, policy_gradient
+from slime_core.algorithms.losses.policy_gradient import cispo, ipo_tv, policy_gradient, sft
 from slime_core.algorithms.losses.ppo import ppo_clip
 from slime_core.algorithms.losses.sapo import sapo
 from slime_core.algorithms.losses.sequence import gmpo, gspo
@@ -55,12 +55,17 @@ def test_what_is_not_asked_for_is_left_out() -> None:
         ("sapo", sapo),
         ("gmpo", gmpo),
         ("gpg", policy_gradient),
+        ("ipo", ipo_tv),
         ("rloo", ppo_clip),
         ("ppo", ppo_clip),
     ],
 )
 def test_each_estimator_brings_its_loss(name: str, loss: object) -> None:
     assert objective_of(AlgorithmSettings(advantage_estimator=name)).policy_loss is loss
+
+
+def test_the_supervised_loss_asks_no_estimator() -> None:
+    assert objective_of(AlgorithmSettings(loss_type="sft_loss")).policy_loss is sft
 
 
 def test_reductions() -> None:
@@ -90,6 +95,9 @@ def test_an_unknown_estimator_suggests_the_nearest() -> None:
         (2, {}, True),
         (1, {"old_log_probs": "recompute"}, True),
         (1, {"use_tis": True}, False),
+        (1, {"use_tis": True, "tis_batch_normalize": True}, True),
+        (1, {"custom_advantage_function_path": "f.py"}, True),
+        (2, {"loss_type": "sft_loss"}, False),
         (2, {"use_tis": True}, True),
         (2, {"use_rollout_logprobs": True}, False),
         (1, {"use_rollout_logprobs": True, "get_mismatch_metrics": True}, False),

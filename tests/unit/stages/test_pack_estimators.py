@@ -19,6 +19,7 @@ EXPECTED = {
     "cispo": GRPO,
     "sapo": GRPO,
     "gmpo": GRPO,
+    "ipo": GRPO,
     "dr_grpo": CENTRED,
     "rloo": [0.0, -4 / 3, -4 / 3, 8 / 3],
     "opo": [1 - 1.3, -1.3, -1.3, 3 - 1.3],  # lengths 1, 2, 3, 4: (1 x 1 + 4 x 3) / 10
