@@ -63,6 +63,7 @@ class AlgorithmSettings:
     rs_upper_bound: float = 2.0
     rs_lower_bound: float | None = None
     rs_veto_threshold: float | None = None
+    true_on_policy_mode: bool = False
     get_mismatch_metrics: bool = False
     use_opsm: bool = False
     opsm_delta: float = 1e-4

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slime_core.algorithms.settings import AlgorithmSettings
+from slime_core.cluster.engine_choice import resolve_engine
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.plugins.args_view import ArgsView
+from slime_core.weights.sync.canary import tolerance_for
 
 
 def model_facts(hf_checkpoint: str) -> dict[str, Any]:
@@ -66,10 +68,11 @@ def trainer_settings(
     rollout, train = config.rollout, config.train
     ranks_per_node = config.cluster.actor_num_gpus_per_node
     taken = {"bf16", "fp16"}
+    dtype = training_dtype(config, model_facts(rollout.hf_checkpoint)["dtype"])
     return TrainerSettings(
         hf_checkpoint=rollout.hf_checkpoint,
         device=device,
-        dtype=training_dtype(config, model_facts(rollout.hf_checkpoint)["dtype"]),
+        dtype=dtype,
         rank=rank,
         world_size=config.cluster.actor_num_nodes * ranks_per_node,
         local_rank=rank % ranks_per_node,
@@ -82,6 +85,9 @@ def trainer_settings(
         clip_grad=train.clip_grad,
         algorithm=algorithm_settings(config),
         args=ArgsView(config),
+        on_policy_tolerance=tolerance_for(
+            dtype, config.sync.canary_tolerance, resolve_engine(config, device)
+        ),
         rollout_temperature=rollout.rollout_temperature,
         use_dynamic_batch_size=train.use_dynamic_batch_size,
         max_tokens_per_gpu=train.max_tokens_per_gpu,

@@ -131,7 +131,7 @@ def validate(config: RunConfig) -> str | None:
     """The first problem of the group, as a sentence with the fix."""
     a = config.algorithm
     estimator = get_estimator(a.advantage_estimator)
-    for rule in (_estimator, _loss_type, _clip, _kl, _engine_log_probs):
+    for rule in (_estimator, _loss_type, _clip, _kl, _engine_log_probs, _on_policy):
         problem = rule(config, a, estimator)
         if problem:
             return problem
@@ -241,5 +241,27 @@ def _engine_log_probs(config: RunConfig, a: AlgorithmGroup, estimator: Estimator
             "use_opsm compares the policy with the one before the iteration's first step, and "
             "with one optimizer step an iteration they are the same: set num_steps_per_rollout "
             "above 1 or use_rollout_logprobs"
+        )
+    return None
+
+
+def _on_policy(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
+    del estimator
+    if not a.true_on_policy_mode:
+        return None
+    if config.num_steps > 1:
+        return (
+            f"true_on_policy_mode trains each sample with the policy that generated it, but "
+            f"{config.num_steps} optimizer steps an iteration move the policy in between: use one"
+        )
+    for name in ("use_tis", "use_rs", "use_opsm", "use_rollout_logprobs"):
+        if getattr(a, name):
+            return f"true_on_policy_mode leaves {name} nothing to correct: choose one of the two"
+    if a.loss_type == "sft_loss":
+        return "true_on_policy_mode compares with an engine, which sft_loss does not use"
+    if config.rollout.partial_rollout:
+        return (
+            "partial_rollout carries samples over to later policies, which true_on_policy_mode "
+            "forbids: choose one"
         )
     return None

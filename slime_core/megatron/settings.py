@@ -37,6 +37,8 @@ class TrainerSettings:
         clip_grad: bound of the global gradient norm; 0 does not clip.
         weight_decay, adam_beta1, adam_beta2, adam_eps: AdamW.
         algorithm: estimator, losses and their numbers.
+        on_policy_tolerance: nats by which log-probs of trainer and engine may differ under
+            true_on_policy_mode.
         args: the configuration as the functions named in `algorithm` see it.
         rollout_temperature: logits are divided by it before log-probs and entropy.
         use_dynamic_batch_size, max_tokens_per_gpu, micro_batch_size: micro-batches of training.
@@ -87,6 +89,7 @@ class TrainerSettings:
 
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     args: ArgsView | None = None
+    on_policy_tolerance: float = 1e-5
     rollout_temperature: float = 1.0
 
     use_dynamic_batch_size: bool = False

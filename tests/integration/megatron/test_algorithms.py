@@ -225,6 +225,27 @@ def test_the_mean_weight_of_a_step_is_one_where_it_is_asked_for(
         assert scaled["tis"] == pytest.approx(plain["tis"], rel=1e-5)
 
 
+def test_true_on_policy_mode_stops_where_engine_and_trainer_differ(
+    model: str, batch: TrainBatch, in_trainer: Callable[..., Any]
+) -> None:
+    own = models.load_model(model)
+    with torch.no_grad():
+        log_p = torch.cat([models.token_log_probs(own, batch, r) for r in range(batch.num_rows)])
+    exact = replace(batch, rollout_log_probs=log_p.numpy())
+    mode = settings(model, true_on_policy_mode=True) | {"on_policy_tolerance": 2e-5}
+    (step,) = steps_of(in_trainer(jobs.train, mode, [exact]))
+    (plain,) = steps_of(in_trainer(jobs.train, settings(model), [exact]))
+    assert step["weights_digest"] == plain["weights_digest"]
+    moved = log_p.numpy().copy()
+    moved[np.flatnonzero(batch.loss_mask)[7]] += 0.25
+    words = r"differ by up to 0\.25 nats, and 2e-05 are allowed"
+    with pytest.raises(DataError, match=words):
+        in_trainer(jobs.train, mode, [replace(batch, rollout_log_probs=moved)])
+    unknown = np.where(batch.loss_mask == 1, np.float32(np.nan), log_p.numpy())
+    with pytest.raises(DataError, match="differ by up to nan"):
+        in_trainer(jobs.train, mode, [replace(batch, rollout_log_probs=unknown)])
+
+
 def test_mismatch_metrics_are_reported_where_asked_for(ran: Callable[..., dict[str, Any]]) -> None:
     names = {"mis_kl", "mis_k3_kl", "mis_chi2_token", "mis_chi2_seq", "mis_ppl_ratio"}
     assert names <= ran(get_mismatch_metrics=True).keys()

@@ -91,6 +91,18 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
             {"advantage_estimator": "gpg", "eps_clip": 0.1},
             ("eps_clip 0.1", "not with sapo, ipo and gpg"),
         ),
+        (
+            {"true_on_policy_mode": True, "num_steps_per_rollout": 2},
+            ("2 optimizer steps an iteration", "use one"),
+        ),
+        ({"true_on_policy_mode": True, "use_tis": True}, ("leaves use_tis nothing to correct",)),
+        (
+            {
+                **{"true_on_policy_mode": True, "partial_rollout": True},
+                "over_sampling_batch_size": 8,
+            },
+            ("partial_rollout carries samples over",),
+        ),
         ({"loss_type": "custom_loss"}, ("set custom_loss_function_path",)),
         ({"custom_loss_function_path": "f.py"}, ("only with loss_type custom_loss",)),
         ({"custom_tis_function_path": "f.py"}, ("only with use_tis",)),
@@ -136,6 +148,7 @@ def test_what_contradicts_or_has_no_effect_is_one_sentence(overrides, words):
         {"use_rs": True, "rs_level": "max", "rs_estimator": "k3"},
         {"use_tis": True, "tis_batch_normalize": True, "use_rs": True},
         {"advantage_estimator": "ipo", "ipo_threshold": 0.2, "ipo_kl_tau": 0.0},
+        {"true_on_policy_mode": True, "get_mismatch_metrics": True},
         CUSTOM | {"normalize_advantages": True},
         TIS_HOOK | {"get_mismatch_metrics": True},
         {"loss_type": "sft_loss", "disable_compute_advantages_and_returns": True},
