@@ -14,6 +14,7 @@ from flows.cli.summary import mlflow_command, prefect_command
 from flows.server import HOST, api_answers, configured_api_url, own_server_pid
 from flows.services import processes
 from flows.services.stack import MLFLOW, api_url_of
+from slime_core.config.block_names import PREFIX
 from slime_core.config.tree import RunConfig
 from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import join_url
@@ -44,6 +45,8 @@ def mlflow_page(config: RunConfig, run_id: str) -> str:
     """Address of the run's page in MLflow, or the command that opens MLflow's page."""
     workspace = Path(config.run.workspace).absolute()
     tracking = config.tracking
+    if (tracking.mlflow_tracking_uri or "").startswith(PREFIX):
+        return f"at the server that {tracking.mlflow_tracking_uri} names"
     settings = MlflowSettings.choose(
         workspace, run_id, tracking.mlflow_tracking_uri, tracking.mlflow_experiment_name, {}, {}
     )

@@ -58,7 +58,8 @@ class LogFile:
         if not whole and len(block) == READ_MOST_BYTES:
             whole = len(block)  # a line that is longer than a read
         self.offset += self.skipped_bytes + whole
-        return parse(self.path.stem, block[:whole].decode("utf-8", errors="replace"))
+        begin = block.find(b"\n") + 1 if self.skipped_bytes else 0  # the rest of a line is none
+        return parse(self.path.stem, block[begin:whole].decode("utf-8", errors="replace"))
 
 
 @dataclass
