@@ -40,6 +40,9 @@ class AlgorithmSettings:
     old_log_probs: Literal["auto", "recompute"] = "auto"
     max_response_len: int | None = None
 
+    keep_old_actor: bool = False
+    old_actor_update_interval: int | None = None
+
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl", "abs"] = "k1"
@@ -89,6 +92,8 @@ class AlgorithmSettings:
             raise ConfigError(f"{estimator.name} needs the longest response (max_response_len)")
         if self.use_opd and not self.opd_teacher_load:
             raise ConfigError("use_opd needs a teacher: set opd_teacher_load")
+        if self.keep_old_actor and not self.old_actor_update_interval:
+            raise ConfigError("keep_old_actor needs old_actor_update_interval")
         if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
             raise ConfigError("loss_type custom_loss and custom_loss_function_path need each other")
 
@@ -108,6 +113,15 @@ class AlgorithmSettings:
         return self.use_kl_loss or self.kl_coef > 0
 
     @property
+    def copies_of_policy(self) -> dict[str, int]:
+        """Roles that become a copy of the policy, and after how many iterations each."""
+        intervals = {
+            "reference": self.ref_update_interval if self.uses_reference else None,
+            "old_actor": self.old_actor_update_interval if self.keep_old_actor else None,
+        }
+        return {role: interval for role, interval in intervals.items() if interval}
+
+    @property
     def uses_critic(self) -> bool:
         return self.estimator.token_advantages == "gae"
 
@@ -123,7 +137,7 @@ class AlgorithmSettings:
         """
         if self.loss_type == "sft_loss":
             return False
-        if self.tis_batch_normalize:
+        if self.tis_batch_normalize or self.keep_old_actor:
             return True
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1

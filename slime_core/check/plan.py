@@ -51,6 +51,7 @@ def _memory(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
     size = parameters(shape)
     algorithm = config.algorithm
     frozen = bool(algorithm.use_kl_loss or algorithm.kl_coef > 0) + bool(algorithm.use_opd)
+    frozen += algorithm.keep_old_actor
     trained = 1 + (algorithm.advantage_estimator == "ppo")
     kv_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
     return {

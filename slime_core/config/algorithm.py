@@ -71,6 +71,12 @@ class AlgorithmGroup(Group):
     """auto skips the separate forward pass where the current log-probs are the old ones (one
     optimizer step a rollout); recompute always runs it."""
 
+    keep_old_actor: Numeric[bool] = False
+    """The ratio refers to a copy of the policy that is renewed after every
+    old_actor_update_interval-th iteration, not after each."""
+    old_actor_update_interval: Numeric[int | None] = Field(default=None, ge=2)
+    """Iterations after which the old actor becomes a copy of the policy (keep_old_actor)."""
+
     use_kl_loss: Numeric[bool] = False
     """Add the KL divergence from the reference to the loss, and report it."""
     kl_loss_coef: Numeric[float] = Field(default=0.0, ge=0)

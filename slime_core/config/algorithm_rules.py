@@ -76,7 +76,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
         (
             *("normalize_advantages", "use_opd", "custom_advantage_function_path"),
-            *("use_rollout_logprobs", "kl_coef"),
+            *("use_rollout_logprobs", "kl_coef", "keep_old_actor"),
         ),
         lambda a: a.loss_type == "policy_loss" or _custom_with_advantages(a),
         "where the loss looks at advantages",
@@ -87,6 +87,7 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "with use_rs",
     ),
     (("kl_target",), lambda a: a.kl_coef + a.kl_loss_coef > 0, "with kl_coef or kl_loss_coef"),
+    (("old_actor_update_interval",), lambda a: a.keep_old_actor, "with keep_old_actor"),
     (("kl_horizon",), lambda a: a.kl_target is not None, "with kl_target"),
     (("opd_kl_coef", "opd_teacher_load"), lambda a: a.use_opd, "with use_opd"),
     (("opsm_delta",), lambda a: a.use_opsm, "with use_opsm"),
@@ -236,7 +237,18 @@ def _engine_log_probs(config: RunConfig, a: AlgorithmGroup, estimator: Estimator
             "use_rollout_logprobs takes the engine's log-probs as the old ones, so old_log_probs "
             "recompute would change nothing: choose one"
         )
-    if a.use_opsm and config.num_steps == 1 and not a.use_rollout_logprobs:
+    if a.keep_old_actor and a.old_actor_update_interval is None:
+        return (
+            "keep_old_actor renews a copy of the policy after some iterations: set "
+            "old_actor_update_interval to 2 or more (after every one the ratio refers to the "
+            "policy before the iteration anyway)"
+        )
+    if a.keep_old_actor and a.use_rollout_logprobs:
+        return (
+            "keep_old_actor and use_rollout_logprobs both say what the ratio refers to: choose one"
+        )
+    moved = config.num_steps > 1 or a.keep_old_actor
+    if a.use_opsm and not moved and not a.use_rollout_logprobs:
         return (
             "use_opsm compares the policy with the one before the iteration's first step, and "
             "with one optimizer step an iteration they are the same: set num_steps_per_rollout "
@@ -254,7 +266,7 @@ def _on_policy(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> st
             f"true_on_policy_mode trains each sample with the policy that generated it, but "
             f"{config.num_steps} optimizer steps an iteration move the policy in between: use one"
         )
-    for name in ("use_tis", "use_rs", "use_opsm", "use_rollout_logprobs"):
+    for name in ("use_tis", "use_rs", "use_opsm", "use_rollout_logprobs", "keep_old_actor"):
         if getattr(a, name):
             return f"true_on_policy_mode leaves {name} nothing to correct: choose one of the two"
     if a.loss_type == "sft_loss":

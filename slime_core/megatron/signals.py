@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 
@@ -27,6 +29,7 @@ def response_columns(
     teacher: HeldWeights | None = None,
     critic: CriticSteps | None = None,
     hooks: TrainerHooks | None = None,
+    old_actor: HeldWeights | None = None,
 ) -> Columns:
     """Flat columns over the batch's response tokens, [sum R] each, the same on every rank.
 
@@ -52,7 +55,8 @@ def response_columns(
         columns["old"] = columns["rollout"]
     if algorithm.needs_old_log_probs(len(batch.steps)):
         name = "train" if algorithm.use_rollout_logprobs else "old"
-        columns[name] = policy.log_probs(batch, rows)
+        with nullcontext() if old_actor is None else old_actor.in_use():
+            columns[name] = policy.log_probs(batch, rows)
     if algorithm.tis_batch_normalize:
         columns["weight_scale"] = _weight_scales(algorithm, batch, columns)
     if critic is not None:

@@ -42,7 +42,7 @@ from slime_core.plugins.trainer_hooks import load_trainer_hooks
 from slime_core.weights.tables import bind, read_shape
 
 log = logging.getLogger(__name__)
-REFERENCE, CRITIC = "reference", "critic"  # folders inside a checkpoint
+CRITIC = "critic"  # a folder inside a checkpoint, as are roles that copy the policy
 _SEED_BITS = 31  # Megatron adds small offsets and numpy takes 32 bits
 
 
@@ -78,6 +78,7 @@ class PolicyTrainer:
             self.hooks = load_trainer_hooks(algorithm, self.settings.args)
             self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), self.hooks)
             self.reference = self._hold(algorithm.uses_reference, algorithm.ref_load)
+            self.old_actor = self._hold(algorithm.keep_old_actor, None)
             self.teacher = self._hold(algorithm.use_opd, algorithm.opd_teacher_load)
             self.critic = None
             if algorithm.uses_critic:
@@ -148,6 +149,7 @@ class PolicyTrainer:
             self.teacher,
             self.critic,
             self.hooks,
+            self.old_actor,
         )
         read = time.perf_counter()
         results = []
@@ -257,9 +259,9 @@ class PolicyTrainer:
         found = [step[name] for step in steps if name in step and not step["skipped"]]
         if found:
             self.kl = self.kl.after(sum(found) / len(found), samples)
-        interval = self.settings.algorithm.ref_update_interval
-        if self.reference is not None and interval and self.iterations % interval == 0:
-            self.reference.copy_actor()
+        for role, interval in self.settings.algorithm.copies_of_policy.items():
+            if self.iterations % interval == 0:
+                self._copies[role].copy_actor()
 
     def canary(self, tokens: Sequence[int]) -> list[float]:
         """log p of tokens[1:] at temperature 1."""
@@ -275,10 +277,9 @@ class PolicyTrainer:
 
     def save(self, directory: str, extra: dict[str, Any]) -> dict[str, Any]:
         """Writes a checkpoint and describes its files (rank 0 reads them back)."""
-        parts: dict[str, Callable[[Path], None]] = {}
-        if self._reference_moves:
-            assert self.reference is not None
-            parts[REFERENCE] = self.reference.save
+        parts: dict[str, Callable[[Path], None]] = {
+            role: held.save for role, held in self._copies.items()
+        }
         if self.critic is not None:
             parts[CRITIC] = partial(write_state, self.critic.passes.state)
         own = {**extra, "iterations": self.iterations, "kl_coef": self.kl.value}
@@ -297,9 +298,11 @@ class PolicyTrainer:
         """
         folder = Path(directory)
         extra = load_checkpoint(self.state, folder)
-        if self._reference_moves and self._has(folder, REFERENCE):
-            assert self.reference is not None
-            self.reference.load(folder / REFERENCE)
+        for role, held in self._copies.items():
+            if self._has(folder, role):
+                held.load(folder / role)
+            elif role == "old_actor":  # its beginning is the policy, not what training began with
+                held.copy_actor()
         if self.critic is not None and self._has(folder, CRITIC):
             load_checkpoint(self.critic.passes.state, folder / CRITIC)
         self.iterations = extra["iterations"]
@@ -315,9 +318,11 @@ class PolicyTrainer:
         return False
 
     @property
-    def _reference_moves(self) -> bool:
-        """Otherwise every start reads the same reference again."""
-        return self.reference is not None and bool(self.settings.algorithm.ref_update_interval)
+    def _copies(self) -> dict[str, HeldWeights]:
+        """Roles that change with the policy. The others are read again at every start."""
+        held = {"reference": self.reference, "old_actor": self.old_actor}
+        found = {role: held[role] for role in self.settings.algorithm.copies_of_policy}
+        return {role: weights for role, weights in found.items() if weights is not None}
 
     def close(self) -> None:
         """Leaves the process groups."""

@@ -29,7 +29,6 @@ UPSTREAM: dict[str, Any] = {
     "start_rollout_id": None,
     "num_epoch": None,
     "update_weights_interval": 1,
-    "keep_old_actor": False,
     "colocate": False,
     "offload": False,
     "offload_train": False,

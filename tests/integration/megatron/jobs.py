@@ -84,6 +84,27 @@ def train(
         return {"results": results, "loaded": loaded, "saved": saved}
 
 
+def held_places(settings: dict[str, Any]) -> dict[str, list[int]]:
+    """Where the parameters lie before, during and after another policy is in use."""
+    with trainer(settings) as rank:
+        from slime_core.megatron.roles import HeldWeights
+
+        own = rank._trainer
+        assert own is not None
+        model = own.state.model
+        held = HeldWeights(model, own.shape)
+
+        def places() -> list[int]:
+            return [parameter.data_ptr() for parameter in model.parameters()]
+
+        found = {"held": [weights.data_ptr() for weights in held._held.values()]}
+        found["before"] = places()
+        with held.in_use():
+            found["during"] = places()
+        found["after"] = places()
+        return found
+
+
 def train_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> dict[str, Any]:
     """`train` on one of two ranks."""
     own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}

@@ -422,6 +422,33 @@ def test_the_reference_is_the_start_and_follows_the_policy_at_its_interval(
     assert [s["weights_digest"] for s in fixed] == [s["weights_digest"] for s in plain]
 
 
+def test_the_ratio_refers_to_the_old_actor_until_it_is_renewed(
+    model: str, batch: TrainBatch, in_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    kept = {"keep_old_actor": True, "old_actor_update_interval": 2}
+    mean = {"calculate_per_token_loss": True}
+    checkpoint = str(tmp_path / "c")
+    plain = (settings(model, **mean), [batch] * 2, None, (1, checkpoint))
+    in_trainer(jobs.train, *plain)
+    steps = steps_of(in_trainer(jobs.train, settings(model, **mean, **kept), [batch] * 4))
+    now = [step["rollout/log_probs"] for step in steps]
+    assert [step["ppo_kl"] for step in steps] == pytest.approx(
+        [0, now[0] - now[1], 0, now[2] - now[3]], abs=2e-6
+    )
+    assert abs(now[0] - now[1]) > 1e-4 and abs(now[2] - now[3]) > 1e-4
+    # Asked for in mid run, it begins as the policy of that time.
+    later = in_trainer(jobs.train, settings(model, **mean, **kept), [batch], checkpoint)
+    assert steps_of(later)[0]["ppo_kl"] == pytest.approx(0, abs=2e-6)
+
+
+def test_other_policies_take_the_actors_place_without_a_copy(
+    model: str, in_trainer: Callable[..., Any]
+) -> None:
+    found = in_trainer(jobs.held_places, settings(model))
+    assert found["during"] == found["held"], "on a CPU the parameters point to the held weights"
+    assert found["after"] == found["before"] != found["held"]
+
+
 @pytest.mark.parametrize(
     ("target", "horizon", "factor"), [(1e-9, 240, 1 + 0.2 * 24 / 240), (1e9, 240, 1 - 0.2 / 10)]
 )
@@ -470,6 +497,7 @@ ROLES = {
         "kl_loss_type": "low_var_kl",
         "ref_update_interval": 2,
     },
+    "old-actor": {"keep_old_actor": True, "old_actor_update_interval": 2},
     "plus": PLUS | {"kl_coef": 0.1, "gamma": 0.99},
 }
 

@@ -16,6 +16,7 @@ from tests.unit.config.trees import small
 FOR_PACK = {"disable_grpo_std_normalization", "disable_rewards_normalization"}
 PLUS = {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True}
 PPO = {"advantage_estimator": "ppo"}
+OLD_ACTOR = {"keep_old_actor": True, "old_actor_update_interval": 2}
 TIS_HOOK = {"use_tis": True, "custom_tis_function_path": "f.py"}
 CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
 
@@ -103,6 +104,10 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
             },
             ("partial_rollout carries samples over",),
         ),
+        ({"keep_old_actor": True}, ("set old_actor_update_interval to 2 or more",)),
+        ({"old_actor_update_interval": 2}, ("only with keep_old_actor",)),
+        (OLD_ACTOR | {"use_rollout_logprobs": True}, ("what the ratio refers to: choose one",)),
+        (OLD_ACTOR | {"true_on_policy_mode": True}, ("leaves keep_old_actor nothing",)),
         ({"loss_type": "custom_loss"}, ("set custom_loss_function_path",)),
         ({"custom_loss_function_path": "f.py"}, ("only with loss_type custom_loss",)),
         ({"custom_tis_function_path": "f.py"}, ("only with use_tis",)),
@@ -149,6 +154,7 @@ def test_what_contradicts_or_has_no_effect_is_one_sentence(overrides, words):
         {"use_tis": True, "tis_batch_normalize": True, "use_rs": True},
         {"advantage_estimator": "ipo", "ipo_threshold": 0.2, "ipo_kl_tau": 0.0},
         {"true_on_policy_mode": True, "get_mismatch_metrics": True},
+        OLD_ACTOR | {"use_opsm": True, "use_tis": True},
         CUSTOM | {"normalize_advantages": True},
         TIS_HOOK | {"get_mismatch_metrics": True},
         {"loss_type": "sft_loss", "disable_compute_advantages_and_returns": True},

@@ -61,6 +61,8 @@ TOGETHER = {  # fields that only pass the rules with others
     "kl_loss_type": {"use_kl_loss": True},
     "use_unbiased_kl": {"use_kl_loss": True},
     "ref_update_interval": {"use_kl_loss": True},
+    "keep_old_actor": {"old_actor_update_interval": 2, "keep_old_actor": True},
+    "old_actor_update_interval": {"old_actor_update_interval": 2, "keep_old_actor": True},
     "kl_coef": {"advantage_estimator": "ppo"},
     "tis_clip": {"use_tis": True},
     "tis_clip_low": {"use_tis": True},
