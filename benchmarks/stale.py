@@ -11,8 +11,9 @@ import asyncio
 import sys
 
 from slime_core.cluster.session import Session
-from slime_core.config.flags import FlagParser, add_flags, overrides_of, parse
+from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.config.loading import load_config
+from slime_core.doors.command_line import parse
 from slime_core.refs import Ref
 from slime_core.run.context import RunContext
 from slime_core.run.identity import choose_run

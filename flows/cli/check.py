@@ -9,8 +9,9 @@ from typing import Any
 
 from slime_core.check.findings import Findings
 from slime_core.check.inspection import CHECK_SCAN_S, inspect
-from slime_core.config.flags import FlagParser, add_flags, overrides_of, parse
+from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.config.loading import load_config
+from slime_core.doors.command_line import parse
 
 SHOWN_CHARACTERS = 200
 

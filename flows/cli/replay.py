@@ -8,8 +8,9 @@ from pathlib import Path
 
 from flows.cli.stored import open_run, show
 from slime_core.cluster.trainer_settings import trainer_settings
-from slime_core.config.flags import FlagParser, add_flags, overrides_of, parse
+from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.config.tree import RunConfig
+from slime_core.doors.command_line import parse
 from slime_core.engines.launcher import free_port
 from slime_core.errors import ConfigError
 from slime_core.run.identity import recorded_config

@@ -16,7 +16,8 @@ def main(arguments: list[str]) -> int:
         from flows.cli.stored import open_run
         from slime_core.check.inspection import require
         from slime_core.config.block_names import blocks_in
-        from slime_core.config.flags import overrides_of, parse
+        from slime_core.config.flags import overrides_of
+        from slime_core.doors.command_line import parse
         from slime_core.run.recorded import last_config
 
         options = parse(resume_parser(), arguments)

@@ -14,8 +14,9 @@ def main(arguments: list[str]) -> int:
     with Stopper() as stopper:  # before anything that takes a while to load
         from flows.cli.start import Command, parser
         from slime_core.check.inspection import require
-        from slime_core.config.flags import overrides_of, parse
+        from slime_core.config.flags import overrides_of
         from slime_core.config.loading import load_config
+        from slime_core.doors.command_line import parse
 
         parsed = parse(parser(), arguments)
         config = load_config(parsed.config or {}, overrides_of(parsed))

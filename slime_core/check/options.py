@@ -25,6 +25,7 @@ def check_megatron(
         Whether all are right.
     """
     before = len(findings.problems)
+    _note_seq_length(config, findings)
     for name, value in config.megatron.items():
         findings.attempt(lambda n=name, v=value: check_names({n: v}))
     if shape is None or len(findings.problems) > before:
@@ -43,6 +44,18 @@ def check_megatron(
             listed = ", ".join(sorted(resolved.without_effect))
             findings.notes.append(f"megatron: without effect here: {listed}")
     return len(findings.problems) == before
+
+
+def _note_seq_length(config: RunConfig, findings: Findings) -> None:
+    length, rollout = config.megatron.get("seq_length"), config.rollout
+    longest = rollout.rollout_max_context_len or (
+        (config.data.rollout_max_prompt_len or 0) + rollout.rollout_max_response_len
+    )
+    if isinstance(length, int) and length < longest:
+        findings.notes.append(
+            f"--seq-length {length} is shorter than the {longest} tokens that a sequence may have; "
+            "it bounds nothing here, sequences are packed"
+        )
 
 
 def check_sglang(config: RunConfig, kind: EngineKind, findings: Findings) -> None:

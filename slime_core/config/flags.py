@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from slime_core.config.aliases import aliases
 from slime_core.config.fields import (
     OPEN_GROUPS,
     class_of,
@@ -53,6 +53,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             flag_of(name), type=_json_dict, default=argparse.SUPPRESS, metavar="JSON", help=text
         )
     section.add_argument(
+        "--OPTION-OF-MEGATRON",
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        metavar="VALUE",
+        help="one option of Megatron under its classic name, such as --weight-decay 0.1",
+    )
+    section.add_argument(
         f"{SGLANG_PREFIX}OPTION",
         dest=argparse.SUPPRESS,
         default=argparse.SUPPRESS,
@@ -62,21 +69,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses strictly; `--sglang-*` options that are not fields end up in `sglang`.
+    """Parses strictly what the parser knows; doors.command_line.parse also knows slime's flags.
 
     Raises:
         ConfigError: an unknown flag (with the nearest known one), or a value that is missing.
     """
     parsed, rest = parser.parse_known_args(list(arguments))
-    engine = _engine_options(rest, parser)
-    if engine:
-        parsed.sglang = {**getattr(parsed, "sglang", {}), **engine}
+    if rest:
+        raise ConfigError(unknown(rest[0], parser))
     return parsed
 
 
 def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
     """The fields that were given as flags, for `load_config`."""
-    known = (*field_groups(), *OPEN_GROUPS)
+    known = (*field_groups(), *OPEN_GROUPS, *aliases())
     return {name: value for name, value in vars(parsed).items() if name in known}
 
 
@@ -152,29 +158,21 @@ def _help(name: str, info: FieldInfo) -> str:
     return f"{text} ({class_of(name)}{default})".replace("%", "%%")
 
 
-def _engine_options(rest: list[str], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Takes `--sglang-name value`, `--sglang-name=value` and a bare `--sglang-name`."""
-    found: dict[str, Any] = {}
-    position = 0
-    while position < len(rest):
-        token = rest[position]
-        position += 1
-        if not token.startswith(SGLANG_PREFIX):
-            raise _unknown(token, parser)
-        flag, equals, text = token.partition("=")
-        if not equals and position < len(rest) and not rest[position].startswith("--"):
-            text, equals = rest[position], "="
-            position += 1
-        name = flag.removeprefix(SGLANG_PREFIX).replace("-", "_")
-        found[name] = yaml.safe_load(text) if equals else True
-    return found
+def unknown(token: str, parser: argparse.ArgumentParser, more: Iterable[str] = ()) -> str:
+    """The sentence about an argument that nobody takes, with the nearest flag.
 
-
-def _unknown(token: str, parser: argparse.ArgumentParser) -> ConfigError:
+    Args:
+        more: flags that are known besides the parser's.
+    """
     if not token.startswith("-"):
-        return ConfigError(f"unexpected argument {token}: values follow a flag, as in --seed 7")
+        return f"unexpected argument {token}: values follow a flag, as in --seed 7"
     flag = token.partition("=")[0]
-    known = [option for action in parser._actions for option in action.option_strings]
+    known = [*option_strings(parser), *more]
     close = nearest(flag.lstrip("-"), [option.lstrip("-") for option in known])
     hint = f"did you mean --{close}?" if close else f"`{parser.prog} --help` lists all flags"
-    return ConfigError(f"unknown flag {flag}: {hint}")
+    return f"unknown flag {flag}: {hint}"
+
+
+def option_strings(parser: argparse.ArgumentParser) -> list[str]:
+    """Every flag that a parser takes."""
+    return [option for action in parser._actions for option in action.option_strings]

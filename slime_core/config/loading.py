@@ -9,8 +9,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from slime_core.config.aliases import aliases, own_names, own_names_in_tree
 from slime_core.config.expected import expected
 from slime_core.config.fields import OPEN_GROUPS, field_groups, group_types
+from slime_core.config.known_flags import why_not
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.near import nearest
@@ -28,6 +30,7 @@ def load_config(source: str | Path | dict[str, Any], overrides: dict[str, Any]) 
             a broken rule.
     """
     if isinstance(source, dict):
+        source = own_names_in_tree(source)
         _check_keys(source, "configuration")
         tree = _extended(_absolute_paths(source, Path()), Path(), "configuration", ())
         return build_config(apply_overrides(tree, overrides), given=overrides)
@@ -53,6 +56,7 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}{yaml_fault(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold groups such as `run:` and `data:`")
+    tree = own_names_in_tree(tree)
     _check_keys(tree, str(path))
     tree = _absolute_paths(tree, path.parent)
     return _extended(tree, path.parent, str(path), (*seen, real))
@@ -73,13 +77,18 @@ def _extended(
 def apply_overrides(tree: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Puts single values, named without their group, over the tree."""
     groups = field_groups()
-    for name, value in overrides.items():
+    for name, value in own_names(overrides).items():
         if name in OPEN_GROUPS:
             tree = _merge(tree, {name: value})
         elif name in groups:
             tree = {**tree, groups[name]: {**tree.get(groups[name], {}), name: value}}
         else:
-            raise unknown_name(name, [*groups, *OPEN_GROUPS], "option")
+            known = why_not(name, name)
+            raise (
+                ConfigError(known)
+                if known
+                else unknown_name(name, [*groups, *OPEN_GROUPS, *aliases()], "option")
+            )
     return tree
 
 
@@ -125,7 +134,8 @@ def _check_keys(tree: dict[str, Any], where: str) -> None:
             fields = field_groups()
             if group in fields:
                 raise ConfigError(f"{where}: {group} belongs under `{fields[group]}:`")
-            raise ConfigError(f"{where}: {unknown_name(str(group), known, 'key')}")
+            reason = why_not(str(group), str(group)) or unknown_name(str(group), known, "key")
+            raise ConfigError(f"{where}: {reason}")
         model = group_types().get(group)
         if model is None:
             continue
@@ -140,6 +150,8 @@ def _misplaced(key: str, group: str) -> str:
     fields = field_groups()
     if key in fields:
         return f"{key} stands under `{group}:` but belongs under `{fields[key]}:`"
+    if reason := why_not(key, key):
+        return reason
     return str(unknown_name(key, list(fields), f"key in `{group}:`"))
 
 

@@ -19,6 +19,7 @@ def validate(config: RunConfig) -> None:
         _eval,
         rollout_rules.validate,
         _sizes,
+        _engine_size,
     )
     problems = [problem for rule in rules if (problem := rule(config))]
     if problems:
@@ -84,3 +85,16 @@ def _sizes(config: RunConfig) -> str | None:
     if cluster.rollout_num_gpus_per_engine != 1:
         return "engines over several GPUs are not there yet: set rollout_num_gpus_per_engine to 1"
     return None
+
+
+def _engine_size(config: RunConfig) -> str | None:
+    """SGLang spreads an engine over tensor x pipeline ranks, one GPU each."""
+    options, gpus = config.sglang, config.cluster.rollout_num_gpus_per_engine
+    tensor = options.get("tp_size", options.get("tensor_parallel_size"))
+    pipeline = options.get("pp_size", options.get("pipeline_parallel_size", 1))
+    if not isinstance(tensor, int) or not isinstance(pipeline, int) or tensor * pipeline == gpus:
+        return None
+    return (
+        f"--sglang-tp-size {tensor} x --sglang-pp-size {pipeline} needs {tensor * pipeline} GPUs, "
+        f"but rollout_num_gpus_per_engine is {gpus}: make them equal, or leave tp-size out"
+    )

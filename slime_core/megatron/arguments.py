@@ -46,6 +46,10 @@ _FIXED = {
     "normalization": "RMSNorm",
     "position_embedding_type": "rope",
     "use_rotary_position_embeddings": True,
+    "no_position_embedding": True,
+    "tokenizer_type": "HuggingFaceTokenizer",
+    "ckpt_format": "torch_dist",
+    "override_opt_param_scheduler": True,  # the configuration decides after a resume, too
     "rotary_percent": 1.0,
     "rotary_interleaved": False,
     "apply_layernorm_1p": False,
@@ -93,6 +97,8 @@ _WITHOUT_EFFECT = frozenset(
         "check_for_nan_in_grad",
         "seq_length",
         "use_mcore_models",
+        "log_interval",
+        "rope_scaling_factor",
         "cross_entropy_loss_fusion",
     }
 )
@@ -155,8 +161,18 @@ _INTERNAL = frozenset(
     }
 )
 _SWITCHES = frozenset(
-    {"bf16", "qk_layernorm", "add_qkv_bias", "untie_embeddings_and_output_weights"}
+    {
+        "bf16",
+        "qk_layernorm",
+        "add_qkv_bias",
+        "untie_embeddings_and_output_weights",
+        "use_rope_scaling",
+    }
 )
+# Types of options whose value is compared or ignored, where it is not bool.
+_TEXTS = frozenset({"attention_backend", "distributed_backend"})
+_NUMBERS = frozenset({"norm_epsilon", "layernorm_epsilon", "rotary_base", "rope_scaling_factor"})
+_COUNTS = frozenset({"seq_length", "log_interval", *_FROM_MODEL} - _NUMBERS)
 # Names known without asking Megatron, whose import takes seconds.
 _MAPPED_HERE = (
     _SWITCHES
@@ -196,6 +212,21 @@ def known_names(classes: Fields | None = None) -> frozenset[str]:
     for fields in (classes or declared_fields()).values():
         names |= set(fields)
     return frozenset(names - _INTERNAL - set(_ELSEWHERE))
+
+
+def option_type(name: str) -> Any:
+    """The type that an option takes, for reading it from text. `name` has underscores."""
+    if name in _TEXTS:
+        return str
+    if name in _NUMBERS:
+        return float
+    if name in _COUNTS:
+        return int
+    if name in _WITHOUT_EFFECT:
+        return bool
+    if _FIXED.get(name) is not None:
+        return type(_FIXED[name])
+    return _type_of(name, None)
 
 
 def check_names(options: Mapping[str, Any], classes: Fields | None = None) -> None:
@@ -348,6 +379,8 @@ def _follows_from_model(given: str, name: str, value: Any, shape: ModelShape) ->
         actual = has_parameter(shape, "self_attention.q_layernorm.weight")
     elif name == "add_qkv_bias":
         actual = has_parameter(shape, "self_attention.linear_qkv.bias")
+    elif name == "use_rope_scaling":
+        actual = shape.rope_type == "llama3"
     else:
         return False
     if value != actual:

@@ -3,8 +3,9 @@
 import pytest
 
 from slime_core.config.fields import field_groups
-from slime_core.config.flags import FlagParser, add_flags, flag_of, overrides_of, parse
+from slime_core.config.flags import FlagParser, add_flags, flag_of, overrides_of
 from slime_core.config.loading import load_config
+from slime_core.doors.command_line import parse
 from slime_core.errors import ConfigError
 
 NEEDED = {

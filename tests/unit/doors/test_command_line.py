@@ -1,0 +1,101 @@
+"""slime's command lines: every flag reaches its place, or is answered by what it is."""
+
+import pytest
+
+import train_async
+from slime_core.config.flags import FlagParser, add_flags, overrides_of
+from slime_core.doors.command_line import parse
+from slime_core.errors import ConfigError
+from slime_core.megatron.arguments import check_names
+
+MODEL_ARGS = """
+    --swiglu --num-layers 36 --hidden-size 2560 --ffn-hidden-size 9728 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --use-rotary-position-embeddings
+    --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-6 --rotary-base 1000000
+    --vocab-size 151936 --kv-channels 128 --qk-layernorm
+"""
+OTHERS = """
+    --tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full
+    --recompute-num-layers 1 --recompute-modules core_attn mlp --lr-decay-style constant
+    --weight-decay 0.1 --adam-beta2 0.98 --attention-dropout 0.0 --attention-backend flash
+    --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --bf16 --no-rope-fusion
+"""
+
+
+def overrides(*arguments: str) -> dict:
+    parser = FlagParser(prog="slime train")
+    parser.add_argument("config", nargs="?")
+    add_flags(parser)
+    parsed = parse(parser, arguments)
+    assert parsed.config in (None, "run.yaml")
+    return overrides_of(parsed)
+
+
+def refused(*arguments: str) -> list[str]:
+    with pytest.raises(ConfigError) as error:
+        overrides(*arguments)
+    return str(error.value).splitlines()
+
+
+def test_megatrons_classic_names_reach_the_trainer():
+    given = overrides(*MODEL_ARGS.split(), "--lr", "1e-6", *OTHERS.split())
+    assert given["lr"] == "1e-6"
+    options = given["megatron"]
+    check_names(options)
+    expected = {
+        "swiglu": True, "num_layers": 36, "hidden_size": 2560, "norm_epsilon": 1e-6,
+        "rotary_base": 1e6, "qk_layernorm": True, "normalization": "RMSNorm",
+        "tensor_model_parallel_size": 2, "sequence_parallel": True, "adam_beta2": 0.98,
+        "recompute_granularity": "full", "recompute_num_layers": 1, "attention_backend": "flash",
+        "recompute_modules": ["core_attn", "mlp"], "bf16": True, "no_rope_fusion": True,
+        "attention_dropout": 0.0, "weight_decay": 0.1,
+    }  # fmt: skip
+    assert expected.items() <= options.items()
+    assert len(options) == (MODEL_ARGS + OTHERS).count(" --")
+
+
+def test_values_of_other_flags_are_never_taken_for_the_configurations_path():
+    assert overrides("run.yaml", "--num-layers", "36")["megatron"] == {"num_layers": 36}
+    assert overrides("--sglang-mem-fraction-static", "0.8")["sglang"] == {
+        "mem_fraction_static": 0.8
+    }
+
+
+def test_a_switch_can_be_switched_off():
+    assert overrides("--no-sequence-parallel")["megatron"] == {"sequence_parallel": False}
+
+
+def test_lists_of_sglang_take_all_that_follows():
+    given = overrides("--sglang-cuda-graph-bs", "1", "2", "4", "--sglang-disable-radix-cache")
+    assert given["sglang"] == {"cuda_graph_bs": [1, 2, 4], "disable_radix_cache": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--use-wandb", "--use-wandb is not there yet, it waits for: a W&B sink"),
+        ("--train-backend fsdp", "--train-backend is refused: Megatron-core is the trainer"),
+        ("--data-path x", "--data-path is refused: loads pre-training data; prompts come from"),
+        ("--router-policy x", "--router-policy is not there yet, it waits for: SGLang's router"),
+        ("--num-layer 3", "unknown flag --num-layer: did you mean --num-layers?"),
+        ("--num-layers many", "--num-layers must be a whole number, not 'many'"),
+        ("--num-layers", "--num-layers needs a value"),
+        ("--num-layers 3 4", "unexpected argument 4: --num-layers takes one value"),
+        ("--weight-decay much", "--weight-decay must be a number, not 'much'"),
+        ("--swiglu true", "--swiglu is a switch, so it takes no value such as true"),
+    ],
+)
+def test_each_flag_that_cannot_be_taken_is_answered_by_what_it_is(arguments, sentence):
+    (line,) = refused(*arguments.split())
+    assert line.startswith(sentence)
+
+
+def test_all_of_them_are_answered_at_once():
+    lines = refused("--use-wandb", "--zzzz", "1", "--http-proxy", "x", "--num-layers", "3")
+    assert len(lines) == 3
+    assert "--zzzz" in lines[1] or "--zzzz" in lines[0]
+
+
+def test_train_async_says_that_it_is_not_there_yet(capsys):
+    assert train_async.main() == 2
+    assert "python train.py" in capsys.readouterr().err
