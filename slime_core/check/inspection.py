@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_core.check.algorithm import check_groups
 from slime_core.check.data import Keys, Scan, scan, show_prompt
 from slime_core.check.findings import Findings
 from slime_core.check.lengths import Wanted, check_lengths
@@ -59,6 +60,7 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
     check_rewards(config, datasets, findings)
     check_rollout(config, datasets, findings)
     check_trainer_hooks(config, findings)
+    check_groups(config, findings)
     for name in sorted({name for found, _ in scans for name in found.graders}):
         findings.attempt(lambda n=name: check_grader(n))
     if scans and not show_prompt(scans[0][0], tokenizer, findings):

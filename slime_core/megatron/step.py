@@ -164,7 +164,7 @@ class PolicySteps:
             ),
         )
         report = {name: value.double() for name, value in result.metrics.items()}
-        return result.loss, report | _means(micro, totals, current, old, train)
+        return result.loss, report | _means(micro, totals, entropy, current, old, train)
 
     def _custom_loss(
         self,
@@ -192,25 +192,28 @@ class PolicySteps:
         columns = {**micro.columns, "old": old, "current_log_probs": log_probs, "entropy": entropy}
         loss, metrics = custom_loss(self.hooks, batch, micro, logits, columns, weights)
         report = {**metrics, "loss": loss.detach()}
-        means = _means(micro, totals, current, old, old)
+        means = _means(micro, totals, entropy, current, old, old)
         return loss, {name: value.double() for name, value in report.items()} | means
 
 
 def _means(
     micro: MicroBatch,
     totals: StepTotals,
+    entropy: torch.Tensor,
     current: torch.Tensor,
     old: torch.Tensor,
     train: torch.Tensor,
 ) -> Report:
-    """Parts of the means of log-probs and what came from them, and the largest gap to the engine.
+    """Parts of means over tokens: log-probs, entropy and what came from them; and the largest gap
+    to the engine.
 
     Args:
+        entropy: [P]
         current, old, train: log-probs [P]: of now, those the ratio refers to, and the trainer's
             before the iteration.
     """
     columns = micro.columns
-    means = {"rollout/log_probs": current}
+    means = {"rollout/log_probs": current, "rollout/entropy": entropy.detach()}
     means |= {metric: columns[name] for name, metric in COLUMN_MEANS.items() if name in columns}
     if "teacher" in columns:
         means["rollout/opd_reverse_kl"] = old - columns["teacher"]

@@ -24,6 +24,7 @@ from slime_core.run import faults
 from slime_core.run.context import RunContext
 from slime_core.sample import Status
 from slime_core.stages.batch_hooks import processed_rewards, removed_rows
+from slime_core.stages.batch_metrics import batch_metrics
 from slime_core.stages.rows import (
     graded,
     kept_rows,
@@ -97,6 +98,7 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
         ),
         tokens=int(sum(batch.numbers("response_length").sum() for batch in chosen)),
         metrics=rollout_metrics(chosen, groups, seal.counts)
+        | batch_metrics(chosen, groups, trained)
         | {"rollout/rewards": float(rewards.mean())}
         | shaping_metrics(ctx, groups.rewards, chosen)
         | _removed_metric(removed),

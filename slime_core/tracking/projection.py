@@ -130,11 +130,16 @@ def _seconds(seconds: dict[str, Any]) -> dict[str, float]:
 
 
 def _throughput(metrics: dict[str, float], rollout_gpus: int) -> dict[str, float]:
-    tokens = metrics.get("rollout/response_tokens")
+    """Tokens of the batch, all, trained ones and the longest response, by generation time."""
     seconds = metrics.get("perf/rollout_time", 0.0)
-    if tokens is None or seconds <= 0:
+    if seconds <= 0:
         return {}
-    return {"perf/tokens_per_gpu_per_sec": tokens / seconds / rollout_gpus}
+    rates = (
+        ("perf/tokens_per_gpu_per_sec", "rollout/response_tokens", rollout_gpus),
+        ("perf/effective_tokens_per_gpu_per_sec", "rollout/trained_tokens", rollout_gpus),
+        ("perf/longest_sample_tokens_per_sec", "rollout/response_len/max", 1),
+    )
+    return {name: metrics[tokens] / seconds / by for name, tokens, by in rates if tokens in metrics}
 
 
 def _is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime_core.run.audit import audit
+from slime_core.tracking.registry import find
 from tests.integration.session.conftest import held, marked
 
 KILLED_WITHIN_S = 8.0
@@ -52,5 +53,9 @@ def test_a_run_is_killed_in_mid_segment_and_goes_on_to_its_end(drive, tmp_path: 
 
     metrics = tmp_path / "w" / "local" / run_id / "metrics.jsonl"
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    written = {name for record in records for name in record["metrics"]}
+    entries = {name: find(name) for name in written}
+    unknown = [n for n, e in entries.items() if e is None or e.name.endswith("/{name}")]
+    assert not unknown and len(written) > 40, "every metric has an entry of its own"
     assert len(records) == 5, "one record an iteration, none doubled and none missing"
     assert not (tmp_path / "w" / "local" / run_id / "ray-folder").exists(), "nothing left in /tmp"

@@ -37,6 +37,15 @@ def test_the_report_of_the_quickstart(capsys, tmp_path):
     assert not (tmp_path / "w").exists()
 
 
+def test_samples_without_others_to_compare_with_are_noted(capsys, tmp_path):
+    alone = ("--workspace", tmp_path / "w", "--n-samples-per-prompt", 1)
+    (note,) = report(capsys, *alone)["notes"]
+    assert "n_samples_per_prompt 1: grpo compares" in note and "advantage 0" in note
+    plus = ("--advantage-estimator", "reinforce_plus_plus", "--normalize-advantages")
+    for fine in (plus, ("--disable-rewards-normalization",), ("--loss-type", "sft_loss")):
+        assert report(capsys, *alone, *fine)["notes"] == []
+
+
 def test_the_report_for_people_ends_with_the_verdict(capsys, tmp_path):
     assert main(["check", str(QUICKSTART), "--workspace", str(tmp_path / "w")]) == 0
     shown = capsys.readouterr().out

@@ -188,6 +188,13 @@ def test_metrics_describe_the_rows_that_are_trained(tmp_path):
         "rollout/response_tokens": 16.0,
         "rollout/truncated_ratio": 0.25,
         "rollout/zero_std_groups": 2.0,
+        "rollout/zero_std/count_0.0": 1.0,
+        "rollout/zero_std/count_1.0": 1.0,
+        "rollout/raw_reward/std": 0.5,
+        "rollout/total_lengths/mean": 7.0,  # prompts of 3 tokens
+        "rollout/total_lengths/max": 13.0,
+        "rollout/trained_tokens": 16.0,
+        "rollout/repetition_frac": 0.0,
     }
 
 

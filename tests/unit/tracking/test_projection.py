@@ -18,12 +18,18 @@ STEPS = [
 ]
 
 
+BATCH = {
+    **{"raw_reward": 0.5, "rollout/response_tokens": 640, "rollout/trained_tokens": 600},
+    "rollout/response_len/max": 90,
+}
+
+
 def project(**changes):
     arguments = {
         "key": "iterations/000003",
         "iteration": 3,
         "time_s": 100.0,
-        "batch": {"metrics": {"raw_reward": 0.5, "rollout/response_tokens": 640}},
+        "batch": {"metrics": BATCH},
         "ledger": {"result": {"steps": STEPS}},
         "ledger_by": {"seconds": BEFORE, "wall_s": 4.75, "train_seconds": {"log_probs": 1.0}},
         "sync": ({"version": "a-4"}, {"seconds": ALL, "canary": 2e-6, "engines": 2}),
@@ -57,6 +63,8 @@ def test_seconds_become_timings_and_throughput():
     assert metrics["perf/log_probs_time"] == 1.0
     assert metrics["sync/canary_abs_diff"] == 2e-6
     assert metrics["perf/tokens_per_gpu_per_sec"] == 640 / 4.0 / 2
+    assert metrics["perf/effective_tokens_per_gpu_per_sec"] == 600 / 4.0 / 2
+    assert metrics["perf/longest_sample_tokens_per_sec"] == 90 / 4.0
 
 
 def test_without_a_sync_document_there_is_no_new_weight_version():
