@@ -81,20 +81,8 @@ class Turns:
         if not chat:
             return f"\n<tool_response>\n{result}\n</tool_response>\n"
         kwargs = self.sample.apply_chat_template_kwargs
-        asked = [
-            {"role": "user", "content": PROBE_USER}, {"role": "assistant", "content": PROBE_ANSWER}
-        ]  # fmt: skip
-        before = render_chat(tokenizer, asked, template_kwargs=kwargs, add_generation_prompt=False)
-        after = render_chat(
-            tokenizer, [*asked, {"role": role, "content": result}], template_kwargs=kwargs
-        )
-        if not after.startswith(before) or PROBE_ANSWER not in before:
-            raise PluginError(
-                "the chat template changes earlier messages when a tool message follows, so turns "
-                "cannot be joined: generate with a template that keeps its prefix"
-            )
-        ending = before.rpartition(PROBE_ANSWER)[2]
-        return self._without_sampled_end(ending) + after[len(before) :]
+        ending, head = message_bridge(tokenizer, result, role, kwargs)
+        return self._without_sampled_end(ending) + head
 
     def _without_sampled_end(self, ending: str) -> str:
         """What the template puts behind an answer, less the end token if the model sampled it."""
@@ -103,3 +91,27 @@ class Turns:
 
     def _room(self) -> int:
         return self._runtime.sampling.left(self.sample)
+
+
+def message_bridge(
+    tokenizer: Any, content: str, role: str, kwargs: dict[str, Any]
+) -> tuple[str, str]:
+    """What a chat template puts behind an answer; and a further message with the next answer's
+    head.
+
+    Raises:
+        PluginError: the template changes earlier messages, so turns cannot be joined.
+    """
+    asked = [
+        {"role": "user", "content": PROBE_USER},
+        {"role": "assistant", "content": PROBE_ANSWER},
+    ]
+    told = [*asked, {"role": role, "content": content}]
+    before = render_chat(tokenizer, asked, template_kwargs=kwargs, add_generation_prompt=False)
+    after = render_chat(tokenizer, told, template_kwargs=kwargs)
+    if not after.startswith(before) or PROBE_ANSWER not in before:
+        raise PluginError(
+            f"the chat template changes earlier messages when a {role} message follows, so turns "
+            "cannot be joined: take a template that keeps its prefix"
+        )
+    return before.rpartition(PROBE_ANSWER)[2], after[len(before) :]

@@ -34,6 +34,7 @@ from slime_core.rollout.segment import (
 )
 from slime_core.rollout.segment_bounds import begun, close_segment
 from slime_core.rollout.settings import EvalJob, RolloutSettings
+from slime_core.rollout.turns import message_bridge
 from slime_core.run.follower import Follower
 from slime_core.run.logs import log_to_file
 from slime_core.sample import Sample
@@ -81,6 +82,9 @@ class RolloutWorker:
         )
         self._tokenizer_digest = tokenizer_digest(self._config.rollout.hf_checkpoint)
         source = await asyncio.to_thread(self._open_source)
+        if self._config.rollout.tool_paths and self._config.data.apply_chat_template:
+            kwargs = self._config.data.apply_chat_template_kwargs
+            message_bridge(self._tokenizer, "", "tool", kwargs)  # said now, not at the first call
         self._args = ArgsView(self._config)
         self._hub = RewardHub(self._reward_settings(), self._args)
         self._maker = GroupMaker(

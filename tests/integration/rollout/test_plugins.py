@@ -225,6 +225,47 @@ def test_failed_samples_as_configured(tmp_path, url, policy, verdict):
     assert place.rows(seal)[3, verdict][0].remove_sample is False
 
 
+HANGS = """
+import asyncio
+from slime.rollout.sglang_rollout import generate as plain
+
+async def generate(args, sample, sampling_params):
+    if sample.group_index == 1:
+        await asyncio.Event().wait()
+    return await plain(args, sample, sampling_params)
+"""
+
+
+def test_a_function_that_hangs_costs_its_group(tmp_path, url):
+    _, seal = played(
+        tmp_path, url, HANGS, custom_generate_function_path="PLUGIN:generate",
+        request_timeout_s=1.0, max_turns=1, max_group_attempts=1,
+    )  # fmt: skip
+    found = {g.entry.group_id: (g.entry.verdict, g.entry.reason) for g in seal.groups}
+    assert found[1] == ("dropped", "DeadlineError")
+    assert [found[group][0] for group in (0, 2, 3, 4)] == ["kept"] * 4
+
+
+def test_a_function_that_is_cut_off_begins_anew_in_the_next_segment(tmp_path, url):
+    (tmp_path / "plugin.py").write_text(UPSTREAM)
+    place = Place(
+        tmp_path, url, custom_generate_function_path=f"{tmp_path / 'plugin.py'}:generate",
+        partial_rollout=True, over_sampling_batch_size=8, rollout_max_response_len=100,
+    )  # fmt: skip
+
+    async def body() -> None:
+        worker = await place.ready()
+        first, second = [await place.segment(worker, k) for k in (0, 1)]
+        verdicts = [group.entry.verdict for group in first.groups]
+        assert verdicts.count("kept") == 4 and len(first.returned) == 4
+        ended = {group.entry.group_id for group in second.groups if group.entry.complete}
+        assert ended & {group for group, _ in first.returned}
+        for sample in kept(place, second):
+            assert sum(sample.loss_mask) == sample.response_length - 4, "whole answers"
+
+    asyncio.run(body())
+
+
 def test_an_evaluation_dataset_has_its_own_function_and_grader(tmp_path, url):
     (tmp_path / "plugin.py").write_text(UPSTREAM)
     dataset = {

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from slime_core.rollout.segment import (
     SegmentPlan,
     SegmentWork,
 )
-from slime_core.sample import Sample
+from slime_core.sample import Sample, Status
 from slime_core.store.backend import Backend, open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.draws import Draw
@@ -32,7 +33,16 @@ Finish = Callable[[list[Sample]], Any]
 class Rollout:
     """A segment loop on a real store; how groups finish is up to each test."""
 
-    def __init__(self, backend: Backend, finish: Finish, epoch: int = 0, attempts: int = 3) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        finish: Finish,
+        epoch: int = 0,
+        attempts: int = 3,
+        partial: bool = False,
+    ) -> None:
+        self.partial = partial
+        self.prefixes: dict[int, Any] = {}
         self.backend = backend
         self.finish = finish
         self.epoch = epoch
@@ -69,11 +79,12 @@ class Rollout:
             target = PartTarget(self.backend, NodeCache(self.backend), 0, self.epoch, 99)
             counter = itertools.count()
             writer = PartWriter(target, lambda: next(counter))
-            plan = SegmentPlan(0, TARGET, self.attempts)
+            plan = SegmentPlan(0, TARGET, self.attempts, partial=self.partial)
             work = SegmentWork(self._finish, self.further, self._abort)
             loop = SegmentLoop(plan, work, writer)
             try:
-                await loop.run(self.logged, adopt(NodeCache(self.backend), 0))
+                adopted = adopt(NodeCache(self.backend), 0)
+                await loop.run(self.logged, adopted, self.prefixes)
             finally:
                 await writer.close()
                 self.tasks_left = len(asyncio.all_tasks()) - 1
@@ -276,3 +287,43 @@ def test_one_draw_that_is_already_finished_is_not_begun(backend):
     again = Rollout(backend, all_fine, epoch=1)
     again.run()
     assert again.begun == Counter() and again.further_calls == []
+
+
+def test_a_filter_that_drops_all_but_some_draws_one_more_at_a_time(backend):
+    rollout = Rollout(backend, all_fine)
+    plain = rollout._finish
+
+    async def finish(samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
+        outcome = await plain(samples, stopping)
+        drop = (samples[0].group_index or 0) % 2
+        return replace(outcome, verdict="dropped", reason="odd") if drop else outcome
+
+    rollout._finish = finish  # type: ignore[method-assign]
+    segment = rollout.run()
+    assert sorted(g.entry.group_id for g in segment.kept) == [0, 2, 4, 6]
+    assert rollout.further_calls == [1] * 3, "for 1, 3 and 5"
+
+
+def test_partial_takes_as_many_as_are_needed_and_keeps_whole_ones_for_later(backend):
+    rollout = Rollout(backend, all_fine, partial=True)
+    rollout.logged += [draw(4), draw(5)]
+    segment = rollout.run()
+    assert counted(segment) == {"kept": 4, "aborted": 2}
+    left = [g for g in segment.groups if g.entry.verdict == "aborted"]
+    for file, batch in open_groups(NodeCache(backend), left).values():
+        for sample in file.rows(batch).to_samples():
+            assert sample.reward is None and sample.status is Status.COMPLETED
+
+
+def test_what_goes_on_keeps_its_attempt_and_a_failure_begins_it_anew(backend):
+    rollout = Rollout(backend, failing((1, 2)), attempts=4)
+    begun = [finished_sample(1, i, length=2) for i in range(4)]
+    for sample in begun:
+        sample.attempt, sample.status, sample.reward = 2, Status.ABORTED, None
+    rollout.prefixes = {1: begun}
+    segment = rollout.run()
+    assert [key for key in rollout.begun if key[0] == 1] == [(1, 2), (1, 3)]
+    assert segment.finished[1].entry.attempt == 3
+    assert [
+        (e.attempt, e.reason) for g in segment.groups if (e := g.entry).verdict == "failed"
+    ] == [(2, "RewardError")]
