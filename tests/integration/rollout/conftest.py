@@ -36,9 +36,9 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], EngineProcess]]:
         process.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def url(tmp_path_factory) -> Iterator[str]:
-    """One engine for all tests of a file."""
+    """One engine for all tests that do not harm it."""
     process = started(tmp_path_factory.mktemp("engine") / "log")
     process.wait_healthy(START_S)
     yield process.url

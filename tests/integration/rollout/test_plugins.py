@@ -239,7 +239,7 @@ async def generate(args, sample, sampling_params):
 def test_a_function_that_hangs_costs_its_group(tmp_path, url):
     _, seal = played(
         tmp_path, url, HANGS, custom_generate_function_path="PLUGIN:generate",
-        request_timeout_s=1.0, max_turns=1, max_group_attempts=1,
+        request_timeout_s=4.0, max_turns=1, max_group_attempts=1,
     )  # fmt: skip
     found = {g.entry.group_id: (g.entry.verdict, g.entry.reason) for g in seal.groups}
     assert found[1] == ("dropped", "DeadlineError")
