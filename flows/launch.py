@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -14,7 +15,7 @@ from uuid import UUID
 
 from flows.order import plain_iteration, training
 from slime_core import __version__
-from slime_core.config.fields import field_groups
+from slime_core.config.fields import field_groups, numeric_digest
 from slime_core.config.tree import RunConfig
 from slime_core.run.identity import RunChoice, choose_run
 from slime_core.run.paths import RunPaths, store_url
@@ -24,11 +25,19 @@ from tasks._run import BOUND, Bound, Report, Stages, run_stage
 
 if TYPE_CHECKING:
     from slime_core.cluster.session import Session
+    from slime_core.run.context import RunContext
     from slime_core.run.recover import Recovery
 
 log = logging.getLogger(__name__)
 SAMPLES_IN_TABLE = 32
 TRACKER_TIMEOUT_S = 30.0
+DATA_TAG, CONFIG_TAG, COMMIT_TAG = (
+    "slime.data_digest",
+    "slime.config_digest",
+    "mlflow.source.git.commit",
+)
+FINAL_WEIGHTS = "final"
+GIT_TIMEOUT_S = 5.0
 
 
 class LogReport:
@@ -66,6 +75,7 @@ class Launch:
         flow_run_id: Prefect's id of the parent flow's run.
         stop_asked: see Bound.
         left_over: sentences about metrics that did not reach a tracker.
+        trackers: where metrics go besides metrics.jsonl.
     """
 
     config: RunConfig
@@ -77,6 +87,7 @@ class Launch:
     flow_run_id: UUID | None = None
     stop_asked: Callable[[], bool] = lambda: False
     left_over: list[str] = field(default_factory=list)
+    trackers: list[MlflowTracker] = field(default_factory=list)
     _closed: bool = False
 
     @classmethod
@@ -106,15 +117,18 @@ class Launch:
         from slime_core.cluster.session import Session
 
         choice, report = choice or choose(config, resume), report or LogReport()
+        trackers = trackers_of(config, choice.run_id)
         session = Session.start(
             config,
             choice.run_id,
             take_over=take_over,
-            trackers=trackers_of(config, choice.run_id),
+            trackers=trackers,
             up=report.up,
             recorded=recorded,
         )
-        return cls(config, choice, session, report, stop_asked=session.stop_asked)
+        return cls(
+            config, choice, session, report, stop_asked=session.stop_asked, trackers=trackers
+        )
 
     @property
     def run_id(self) -> str:
@@ -126,11 +140,14 @@ class Launch:
         reason = "failed"
         try:
             context = await self.session.ready()
+            for tracker in self.trackers:
+                tracker.add_tags({DATA_TAG: str(context.facts["data_fingerprint"])})
             stages = self.stages or Stages.real()
             run = Bound(context, stages, self.report, self.stop_asked)
             token = BOUND.set(run)
             try:
                 yield run
+                await self._keep_weights(context)
             finally:
                 BOUND.reset(token)
             reason, self.finished = "finished", True
@@ -139,6 +156,15 @@ class Launch:
             raise
         finally:
             await self.close(reason)
+
+    async def _keep_weights(self, context: RunContext) -> None:
+        """Exports what the trainer holds at the end, for trackers, where that is asked for."""
+        if not (self.config.tracking.mlflow_log_final_weights and self.trackers):
+            return
+        folder = context.paths.weights / FINAL_WEIGHTS
+        await context.trainer.invoke("export_hf", str(folder), context.state.version)
+        for tracker in self.trackers:
+            tracker.add_weights(folder)
 
     async def close(self, reason: str) -> None:
         """Ends the processes, once.
@@ -210,10 +236,26 @@ def trackers_of(config: RunConfig, run_id: str) -> list[MlflowTracker]:
         uri=config.tracking.mlflow_tracking_uri,
         experiment=config.tracking.mlflow_experiment_name,
         params={**params, "megatron": config.megatron, "sglang": config.sglang},
-        tags={"slime.version": __version__, "slime.store": location},
+        tags={
+            "slime.version": __version__,
+            "slime.store": location,
+            CONFIG_TAG: numeric_digest(config),
+            **git_commit(),
+        },
+        system_metrics=config.tracking.mlflow_system_metrics,
     )
     backend = open_backend(location)
     return [MlflowTracker(settings, lambda key: sample_rows(backend, key))]
+
+
+def git_commit() -> dict[str, str]:
+    """The commit of the working directory as MLflow's tag; nothing outside of a checkout."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return {COMMIT_TAG: done.stdout.strip()} if done.returncode == 0 else {}
 
 
 def sample_rows(backend: Backend, key: str) -> list[dict[str, Any]]:

@@ -47,6 +47,7 @@ from slime_core.weights.sync.transports.tensor import TensorTransport
 
 log = logging.getLogger(__name__)
 TRACKER_TIMEOUT_S = 30.0
+WEIGHTS_TIMEOUT_S = 1800.0
 T = TypeVar("T")
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
@@ -174,8 +175,13 @@ class Session:
             later.callback(self.trainer.close)
             later.callback(self.rollout.stop)
             if self.outbox is not None:
-                status = STATUS[reason]
-                left = await asyncio.to_thread(self.outbox.close, status, TRACKER_TIMEOUT_S)
+                sends_weights = self.config.tracking.mlflow_log_final_weights
+                limit_s = (
+                    WEIGHTS_TIMEOUT_S
+                    if sends_weights and reason == "finished"
+                    else TRACKER_TIMEOUT_S
+                )
+                left = await asyncio.to_thread(self.outbox.close, STATUS[reason], limit_s)
         return left
 
     def _start_processes(self) -> None:

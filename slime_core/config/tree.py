@@ -162,6 +162,10 @@ class TrackingGroup(Group):
     """MLflow server or database; default MLFLOW_TRACKING_URI, else a database in the workspace."""
     mlflow_experiment_name: Operational[str | None] = None
     """Experiment; default MLFLOW_EXPERIMENT_NAME, else slime-flow."""
+    mlflow_system_metrics: Operational[bool] = False
+    """Send the load of the machine to MLflow every ten seconds."""
+    mlflow_log_final_weights: Operational[bool] = False
+    """Log the final weights to MLflow as a Hugging Face folder (artifact `weights`)."""
     ui_log_lines_per_s: Operational[float] = Field(default=20.0, ge=0)
     """Lines a second that the logs of trainer, rollout worker and engines may add to the run's log
     in Prefect; 0 adds none."""

@@ -18,10 +18,12 @@ from slime_core.config.secrets import HIDDEN, is_secret
 from slime_core.tracking.outbox import TrackerAway, TrackerRefused
 from slime_core.tracking.projection import Record
 from slime_core.tracking.registry import sanitised
+from slime_core.tracking.system import SystemMetrics
 
 log = logging.getLogger(__name__)
 RUN_TAG = "slime.run_id"
 LAST = "progress/iteration"
+WEIGHTS = "weights"
 TABLES_TAG, TABLES_KEPT = "mlflow.loggedArtifacts", 50
 METRICS_A_CALL, PARAMS_A_CALL = 1000, 100
 VALUE_MOST_CHARS = 6000
@@ -54,6 +56,7 @@ class MlflowSettings:
         attach_to: id of an MLflow run to write into (MLFLOW_RUN_ID).
         params: the configuration.
         tags: further tags.
+        system_metrics: send the machine's load, too.
     """
 
     uri: str
@@ -63,6 +66,7 @@ class MlflowSettings:
     attach_to: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    system_metrics: bool = False
 
     @classmethod
     def choose(
@@ -73,6 +77,7 @@ class MlflowSettings:
         experiment: str | None,
         params: dict[str, Any],
         tags: dict[str, str],
+        system_metrics: bool = False,
     ) -> MlflowSettings:
         """Takes the configured values, then MLFLOW_* of the environment, then the workspace."""
         own = database_uri(workspace)
@@ -85,6 +90,7 @@ class MlflowSettings:
             attach_to=os.environ.get("MLFLOW_RUN_ID"),
             params=params,
             tags=tags,
+            system_metrics=system_metrics,
         )
 
 
@@ -143,7 +149,19 @@ class MlflowTracker:
         self._last_iteration = -1
         self._evaluated: dict[str, set[int]] = {}
         self._tables: list[str] = []
+        self._begun_s = 0.0
+        self._system: SystemMetrics | None = None
+        self._late_tags: dict[str, str] = {}
+        self._weights: Path | None = None
         self.mlflow_run_id: str | None = None
+
+    def add_tags(self, tags: dict[str, str]) -> None:
+        """Tags that are known only later; they go with the next record. Call it in any thread."""
+        self._late_tags = {**self._late_tags, **tags}
+
+    def add_weights(self, folder: Path) -> None:
+        """A folder that becomes the artifact `weights` when the run finishes."""
+        self._weights = folder
 
     def connect(self) -> None:
         for name, value in QUIET.items():
@@ -162,6 +180,10 @@ class MlflowTracker:
             self._last_iteration = int(run.data.metrics.get(LAST, -1))
             tables = json.loads(run.data.tags.get(TABLES_TAG, "[]"))
             self._tables = [table["path"] for table in tables]
+            self._begun_s = run.info.start_time / 1000
+        if self._settings.system_metrics and self._system is None:
+            self._system = SystemMetrics(self._send_system, (TrackerAway, TrackerRefused))
+            self._system.start()
 
     def has(self, record: Record) -> bool:
         if record.is_iteration:
@@ -188,10 +210,34 @@ class MlflowTracker:
             if not record.is_iteration:
                 self._log_samples(record)
             self._client.log_batch(self.mlflow_run_id, metrics=metrics)
+            self._send_tags()
 
     def finish(self, status: str) -> None:
+        if self._system is not None:
+            self._system.finish()
         with _translated(self._settings.uri):
+            self._send_tags()
+            if self._weights is not None and status == "FINISHED":
+                self._client.log_artifacts(self.mlflow_run_id, str(self._weights), WEIGHTS)
             self._client.set_terminated(self.mlflow_run_id, status)
+
+    def _send_tags(self) -> None:
+        from mlflow.entities import RunTag
+
+        tags = self._late_tags
+        if tags:
+            listed = [RunTag(key, value) for key, value in tags.items()]
+            self._client.log_batch(self.mlflow_run_id, tags=listed)
+            self._late_tags = {}
+
+    def _send_system(self, time_s: float, numbers: dict[str, float]) -> None:
+        """The step is the second of the run, so that a resume goes on behind what is there."""
+        from mlflow.entities import Metric
+
+        step = int(time_s - self._begun_s)
+        metrics = [Metric(name, value, int(time_s * 1000), step) for name, value in numbers.items()]
+        with _translated(self._settings.uri):
+            self._client.log_batch(self.mlflow_run_id, metrics=metrics)
 
     def _find_run(self) -> str:
         """MLflow's id of our run: given, found by its tag, or made."""

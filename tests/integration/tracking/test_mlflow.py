@@ -17,7 +17,8 @@ from slime_core.store import layout
 from slime_core.store.backend import MemoryBackend
 from slime_core.store.documents import put_document
 from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker, flattened
-from slime_core.tracking.outbox import Outbox, TrackerRefused
+from slime_core.tracking.outbox import Outbox, TrackerAway, TrackerRefused
+from slime_core.tracking.system import SystemMetrics
 from slime_core.waits import poll
 from tests.unit.tracking.documents import write_evaluation, write_iteration
 
@@ -183,3 +184,37 @@ def test_a_server_that_is_killed_and_comes_back_has_every_value_once(tmp_path):
         assert found == [(k, k / 8) for k in range(8)]
     finally:
         server.kill()
+
+
+def test_tags_load_and_weights_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("slime_core.tracking.system.INTERVAL_S", 0.2)
+    chosen = settings(tmp_path, system_metrics=True)
+    tracker = MlflowTracker(chosen)
+    weights = tmp_path / "final"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"w")
+    tracker.add_tags({"slime.data_digest": "d1"})
+    tracker.add_weights(weights)
+    assert train(tmp_path, MemoryBackend(), range(1), tracker) == []
+    run_id = tracker.mlflow_run_id
+    assert MlflowClient(chosen.uri).get_run(run_id).data.tags["slime.data_digest"] == "d1"
+    assert len(history(chosen.uri, run_id, "system/cpu_utilization_percentage")) >= 1
+    assert history(chosen.uri, run_id, "system/run_memory_megabytes")[0][1] > 10
+    stored = MlflowClient(chosen.uri).download_artifacts(run_id, "weights/model.safetensors")
+    assert Path(stored).read_bytes() == b"w"
+
+
+def test_load_that_could_not_be_sent_is_sent_later_once():
+    sent, answers = [], iter([False, False])
+
+    def send(time_s, numbers):
+        if not next(answers, True):
+            raise TrackerAway("away")
+        sent.append((time_s, numbers))
+
+    system = SystemMetrics(send, (TrackerAway,), interval_s=0.05)
+    system.start()
+    poll("what had waited", 20, lambda: len(sent) >= 3 or None)
+    system.finish()
+    times = [time_s for time_s, _ in sent]
+    assert times == sorted(set(times)) and len(times) >= 4
