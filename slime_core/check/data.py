@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.check.findings import Findings
 from slime_core.data.readers import ReadCounts, Row, parse_data_path, read_rows
+from slime_core.data.render import render_chat
 from slime_core.data.sources import SourceSettings, row_problem, sample_from_row
 from slime_core.errors import DataError
 from slime_core.near import nearest
@@ -32,6 +33,7 @@ class Scan:
         first: the first good row.
         longest: rows with the most characters, the likely ones with the most tokens.
         graders: names of graders that rows choose in their metadata.
+        chat: a generate function takes messages, so they need not be rendered beforehand.
     """
 
     spec: str
@@ -42,6 +44,7 @@ class Scan:
     longest: list[Row] = field(default_factory=list)
     graders: set[str] = field(default_factory=set)
     labels: int = 0
+    chat: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,18 @@ def scan(spec: str, settings: SourceSettings, keys: Keys, limit_s: float) -> Sca
     return found
 
 
-def rendered(row: Row, settings: SourceSettings, tokenizer: Any) -> tuple[str, list[int]]:
-    """The text and token ids of a row's prompt.
+def rendered(row: Row, found: Scan, tokenizer: Any) -> tuple[str, list[int]]:
+    """The text and token ids of the prompt of a scan's row.
 
     Raises:
         DataError: it cannot be rendered, or has no tokens.
     """
-    prompt = sample_from_row(row, settings, tokenizer).prompt
+    sample = sample_from_row(row, found.settings, tokenizer)
+    prompt = sample.prompt
+    if not isinstance(prompt, str) and found.chat:
+        options = sample.apply_chat_template_kwargs
+        tools = sample.metadata.get("tools")
+        prompt = render_chat(tokenizer, prompt, tools=tools, template_kwargs=options)
     if not isinstance(prompt, str):
         raise DataError(
             f"{row.where}: the prompt is a list of messages: set apply_chat_template to render it"
@@ -106,7 +114,7 @@ def show_prompt(found: Scan, tokenizer: Any, findings: Findings) -> bool:
     if found.first is None or tokenizer is None:
         return False
     row = found.first
-    shown = findings.attempt(lambda: rendered(row, found.settings, tokenizer))
+    shown = findings.attempt(lambda: rendered(row, found, tokenizer))
     if shown is not None:
         findings.fact("data", first_prompt=shown[0], first_prompt_tokens=len(shown[1]))
     return shown is not None

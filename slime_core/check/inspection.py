@@ -91,6 +91,7 @@ def _scans(
     found = []
     first = findings.attempt(lambda: scan(config.data.prompt_data, settings, keys, scan_s))
     if first is not None:
+        first.chat = config.rollout.custom_generate_function_path is not None
         found.append((first, wanted))
         rows = first.rows if first.complete else f"the first {first.rows}"
         findings.fact("data", prompt_data=config.data.prompt_data, rows=rows)
@@ -117,6 +118,7 @@ def _dataset(
     seen = findings.attempt(lambda: scan(dataset.path, settings, keys, scan_s))
     if seen is None:
         return []
+    seen.chat = dataset.custom_generate_function_path is not None
     rows = seen.rows if seen.complete else f"the first {seen.rows}"
     findings.fact("data", **{f"eval {dataset.name}": f"{rows} rows of {dataset.path}"})
     return [(seen, Wanted(_length_field(dataset, config), dataset.max_response_len or 1))]

@@ -72,7 +72,7 @@ def _longest(
     if tokenizer is None:
         return longest
     for row in found.longest:
-        made = findings.attempt(lambda r=row: rendered(r, found.settings, tokenizer))
+        made = findings.attempt(lambda r=row: rendered(r, found, tokenizer))
         if made is None:
             return longest
         most = found.settings.rollout_max_prompt_len

@@ -104,6 +104,15 @@ def advantages(args, rollout_data): ...
 reduce = 3
 """
 
+ROLLOUT = """
+def answer(args, sample, sampling_params): ...
+def keep(samples): ...
+def look(args, sample): ...
+def remove(args): ...
+def process(args, samples): ...
+number = 7
+"""
+
 CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     # prompts
     "no prompts file": (
@@ -178,6 +187,30 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             "has no 'advantage'; did you mean advantages?",
             "grade.py:reduce is a int; a function(total_lengths, response_lengths,",
         ],
+    ),
+    "functions of the rollout that do not fit": (
+        lambda folder: [
+            *(QUICKSTART, "--custom-generate-function-path", f"{plugin(folder, ROLLOUT)}:answer"),
+            *("--dynamic-sampling-filter-path", f"{folder / 'grade.py'}:keep"),
+            *("--rollout-sample-hook-path", f"{folder / 'grade.py'}:look"),
+            *("--rollout-sample-filter-path", f"{folder / 'grade.py'}:remove"),
+            *("--custom-reward-post-process-path", f"{folder / 'grade.py'}:proces"),
+            *("--tool-paths", f"{folder / 'grade.py'}:number"),
+        ],
+        [
+            "grade.py:answer must be `async def`, since it is awaited",
+            "grade.py:keep(samples) does not fit: it is called as (args, samples)",
+            "grade.py:look(args, sample) does not fit: it is called as (args, sample, rollout_id=",
+            "grade.py:remove(args) does not fit: it is called as (args, groups)",
+            "has no 'proces'; did you mean process?",
+            "grade.py:number: a Tool or a function is needed",
+        ],
+    ),
+    "a function for groups that takes a sample": (
+        lambda folder: [
+            *(QUICKSTART, "--custom-rm-path", f"{plugin(folder, ROLLOUT)}:answer", "--group-rm"),
+        ],
+        ["grade.py:answer must be `async def`, since it is awaited"],
     ),
     "a file that raises": (
         graded_by("import nothing_like_it\n", ":grade"),

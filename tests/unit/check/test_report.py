@@ -119,3 +119,15 @@ def test_a_large_file_is_read_for_its_time_only():
     settings = SourceSettings(label_key="label")
     found = scan(str(TRAIN), settings, Keys("prompt_data", "input_key", "label_key"), 0.0)
     assert not found.complete and found.rows == 64
+
+
+def test_messages_are_fine_where_a_generate_function_takes_them(capsys, tmp_path):
+    (tmp_path / "g.py").write_text("async def generate(args, sample, sampling_params): ...\n")
+    row = {"input": [{"role": "user", "content": "12="}], "label": "12"}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    found = report(
+        capsys, "--prompt-data", tmp_path / "p.jsonl", "--workspace", tmp_path / "w",
+        "--custom-generate-function-path", tmp_path / "g.py", "--tool-paths", "calculator",
+    )  # fmt: skip
+    assert found["problems"] == [] and found["data"]["first_prompt"] == "12="
+    assert found["rollout"] == {str(tmp_path / "g.py"): "async def, called for each sample"}
