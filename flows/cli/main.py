@@ -26,6 +26,8 @@ COMMANDS = {
     "rescore": "grade stored samples again with another grader",
     "fork": "start a new run from an iteration of another one",
     "gc": "compact a run's rows, give old ones up, delete what nothing needs",
+    "config": "show, compare and describe configurations, or make one from a launch script",
+    "models": "dimensions of known models, for configurations and launch scripts",
     "doctor": "look at this machine: versions, devices, folders, ports",
 }
 USAGE = "\n".join(

@@ -33,7 +33,8 @@ def large_model(folder: Path) -> Path:
         folder, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
         num_attention_heads=32, num_key_value_heads=8, head_dim=128, vocab_size=151936,
         max_position_embeddings=40960, tie_word_embeddings=True, dtype="bfloat16",
-        layer_types=None,
+        layer_types=None, rms_norm_eps=1e-6,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
     )  # fmt: skip
     write_hollow(folder)
     return folder

@@ -1,0 +1,59 @@
+"""`slime models list | show NAME | export NAME | export --all DIR`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slime_core.config.flags import FlagParser, parse
+from slime_core.doors.models import Preset, preset, presets
+from slime_core.errors import ConfigError
+
+SUFFIXES = {"bash": ".sh", "yaml": ".yaml"}
+
+
+def main(arguments: list[str]) -> int:
+    """Prints or writes presets."""
+    parser = FlagParser(
+        prog="slime models", description="Dimensions of known models, for Megatron's options."
+    )
+    parser.add_argument("what", choices=("list", "show", "export"))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="as `slime models list` shows it")
+    parser.add_argument("--format", choices=tuple(SUFFIXES), help="bash (default) or yaml")
+    parser.add_argument("--all", metavar="DIR", help="write every model to a file of this folder")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parsed = parse(parser, arguments)
+    if parsed.what == "list":
+        print("\n".join(_rows()))
+    elif parsed.what == "export" and parsed.all:
+        _export_all(Path(parsed.all), parsed.format or "bash")
+    elif parsed.name is None:
+        raise ConfigError(f"slime models {parsed.what} needs a NAME (`slime models list`)")
+    else:
+        chosen = preset(parsed.name)
+        shown = parsed.format or ("yaml" if parsed.what == "show" else "bash")
+        print(_text(chosen, shown), end="")
+    return 0
+
+
+def _rows() -> list[str]:
+    width = max(map(len, presets()))
+    rows = []
+    for name, found in presets().items():
+        waits = found.waits_for and f"later: {found.waits_for}"
+        rows.append(f"{name:<{width}}  {waits or f'{found.parameters() / 1e9:.2f}B'}")
+    return rows
+
+
+def _text(chosen: Preset, form: str) -> str:
+    return chosen.bash() if form == "bash" else chosen.yaml()
+
+
+def _export_all(folder: Path, form: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, found in presets().items():
+        if found.waits_for:
+            print(f"{name}: left out, it waits for: {found.waits_for}")
+            continue
+        path = folder / f"{name}{SUFFIXES[form]}"
+        path.write_text(_text(found, form), encoding="utf-8")
+        print(path)

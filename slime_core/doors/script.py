@@ -1,0 +1,285 @@
+"""Reads what a launch script of slime would run, without running anything.
+
+Assignments, arrays, `source`, `${VAR:-default}` and the environment are followed. What stands
+inside `if`, loops, `case` and functions is not: a variable that is set there has no known value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slime_core.doors.models import preset, presets
+from slime_core.doors.shell_words import Line, Part, Word, commands_of, parts_of
+from slime_core.errors import ConfigError
+
+ASSIGNMENT = re.compile(r"(\w+)(\+?=)")
+PARAMETER = re.compile(r"(\w+)(?:(:?[-=?+])(.*))?", re.S)
+OPENING = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "{": "}",
+           "(": ")"}  # fmt: skip
+IGNORED = ("elif", ")", "set", "cd", "sleep", "echo", "wait", "shift")
+DECLARING = ("export", "declare", "local", "readonly", "typeset")
+SEQ = re.compile(r"\s*seq((?:\s+-?\d+){1,3})\s*")
+UP = re.compile(r"dirname[^)]*\)[\"']?((?:/\.\.)+)")
+ENTRY = re.compile(r"(^|/)train(_async)?\.py$")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that only running the script would show."""
+
+    why: str
+
+
+Value = str | list[str] | Unknown
+
+
+@dataclass
+class Script:
+    """What a script comes to.
+
+    Attributes:
+        entry: train.py or train_async.py.
+        arguments: the words behind it.
+        notes: what was read in another way than bash would, or not at all.
+    """
+
+    entry: str = ""
+    arguments: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Script:
+    """Reads a script up to the command that starts the training.
+
+    Args:
+        path: the script.
+        environment: variables from outside; by default those of this process.
+
+    Raises:
+        ConfigError: no such file, no or several commands that start train.py, or a value that
+            cannot be known, with the line.
+    """
+    return _Follower(os.environ if environment is None else environment).script(path)
+
+
+class _Follower:
+    """Holds the variables while scripts are followed."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._values: dict[str, Value] = {}
+        self._found: list[tuple[str, Script]] = []
+        self._notes: list[str] = []
+        self._others: list[str] = []
+        self._exported: list[str] = []
+
+    def script(self, path: Path) -> Script:
+        self._follow(path, _text_of(path), path)
+        if not self._found:
+            raise ConfigError(f"{path}: no command starts train.py: is this a launch script?")
+        if len(self._found) > 1:
+            places = ", ".join(place for place, _ in self._found)
+            raise ConfigError(f"{path}: train.py is started at {places}: leave one of them")
+        script = self._found[0][1]
+        others = [f"not read: {', '.join(self._others)}"] if self._others else []
+        if self._exported:
+            self._notes.append(
+                f"environment: export it where you start: {', '.join(self._exported)}"
+            )
+        script.notes = [*self._notes, *others]
+        return script
+
+    def _follow(self, shown: Path | str, text: str, path: Path) -> None:
+        """Runs over the commands of one file."""
+        open_blocks: list[str] = []
+        for line in _read_commands(shown, text):
+            if line.words[0].plain in ("then", "else", "do"):
+                line = Line(line.number, line.words[1:])
+            word = line.words[0].plain if line.words else ""
+            if open_blocks and word == open_blocks[-1]:
+                open_blocks.pop()
+                continue
+            if word in OPENING and not line.words[0].items:
+                open_blocks.append(OPENING[word])
+                if word != "(" and word != "{":
+                    self._others.append(f"`{word}` at line {line.number} of {Path(shown).name}")
+                continue
+            where = f"line {line.number} of {Path(shown).name}"
+            if line.words and word not in IGNORED:
+                self._command(line, where, path, inside=bool(open_blocks))
+
+    def _command(self, line: Line, where: str, path: Path, *, inside: bool) -> None:
+        words = list(line.words)
+        if words[0].plain in DECLARING:
+            exports = words[0].plain == "export"
+            words = [word for word in words[1:] if not word.plain.startswith("-")]
+            words = [word for word in words if ASSIGNMENT.match(word.plain)]
+            if exports:
+                self._exported += [ASSIGNMENT.match(word.plain)[1] for word in words]  # type: ignore[index]
+        while words and ASSIGNMENT.match(words[0].plain):
+            self._assign(words.pop(0), where, path, inside=inside)
+        if not words:
+            return
+        name = words[0].plain
+        if name in ("source", ".") and len(words) > 1:
+            self._source(words[1], where, path)
+        elif any(_is_entry(word) for word in words):
+            self._train(words, where, path, inside=inside)
+        else:
+            self._others.append(f"{name or 'a command'} ({where})")
+
+    def _assign(self, word: Word, where: str, path: Path, *, inside: bool) -> None:
+        match = ASSIGNMENT.match(word.plain)
+        assert match is not None, "only words that begin with NAME= come here"
+        name, adds = match[1], match[2] == "+="
+        if inside:
+            self._values[name] = Unknown(f"it is set inside a block at {where}")
+            return
+        try:
+            self._values[name] = self._value(word, match.end(), path, name, adds=adds)
+        except ConfigError as error:
+            self._values[name] = Unknown(f"{where}: {error}")
+
+    def _value(self, word: Word, start: int, path: Path, name: str, *, adds: bool) -> Value:
+        before = self._values.get(name)
+        if isinstance(before, Unknown) and adds:
+            return before
+        if word.items is not None:
+            items = [text for item in word.items for text in self._expand(item.parts, path)]
+            return [*before, *items] if adds and isinstance(before, list) else items
+        first = Part("text", word.parts[0].text[start:], False)
+        text = self._joined([first, *word.parts[1:]], path)
+        return f"{before}{text}" if adds and isinstance(before, str) else text
+
+    def _source(self, word: Word, where: str, path: Path) -> None:
+        """Follows another file: as it is named, beside the script, or our preset of its name."""
+        name = self._joined(word.parts, path)
+        for candidate in (Path(name), path.parent / name):
+            if candidate.is_file():
+                self._follow(candidate, _text_of(candidate), candidate)
+                return
+        stem = Path(name).stem
+        if stem.lower() not in {known.lower() for known in presets()}:
+            raise ConfigError(f"{where}: {name} is not there, and no preset is called {stem}")
+        kept = self._values.get("CKPT_ARGS")
+        self._follow(f"preset {stem}", preset(stem).bash(), path)
+        if kept is None:
+            self._values.pop("CKPT_ARGS", None)
+        else:
+            self._values["CKPT_ARGS"] = kept
+        self._set_rotary_base()
+        self._notes.append(f"{name} is not there: the preset {stem} stands for it")
+
+    def _set_rotary_base(self) -> None:
+        """slime's model scripts take another rotary base from the environment."""
+        base = self._values.get("MODEL_ARGS_ROTARY_BASE",
+                                self._environment.get("MODEL_ARGS_ROTARY_BASE"))  # fmt: skip
+        arguments = self._values.get("MODEL_ARGS")
+        if isinstance(base, str) and isinstance(arguments, list):
+            arguments[arguments.index("--rotary-base") + 1] = base
+
+    def _train(self, words: list[Word], where: str, path: Path, *, inside: bool) -> None:
+        at = next(i for i, word in enumerate(words) if _is_entry(word))
+        try:
+            texts = [text for word in words[at + 1 :] for text in self._expand(word.parts, path)]
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if inside:
+            self._notes.append(f"train.py is started inside a block at {where}")
+        entry = words[at].parts[-1].text.rpartition("/")[2]
+        if any(word.plain.startswith("--runtime-env") for word in words[:at]):
+            self._notes.append("--runtime-env-json: export what it sets where you start")
+        self._found.append((where, Script(entry, texts)))
+
+    def _joined(self, parts: list[Part], path: Path) -> str:
+        """The parts as one text, as in an assignment."""
+        return "".join(" ".join(self._part(part, path)) for part in parts)
+
+    def _expand(self, parts: list[Part], path: Path) -> list[str]:
+        """The words that bash makes of one word: arrays and unquoted values are several."""
+        found: list[str] = []
+        current: str | None = None
+        for part in parts:
+            texts = self._part(part, path)
+            split = part.kind != "text" and not part.quoted
+            if split:
+                texts = [piece for text in texts for piece in text.split()]
+            if not texts:
+                continue
+            current = (current or "") + texts[0]
+            for text in texts[1:]:
+                found.append(current)
+                current = text
+        return found if current is None else [*found, current]
+
+    def _part(self, part: Part, path: Path) -> list[str]:
+        if part.kind == "text":
+            return [part.text]
+        if part.kind == "command":
+            return self._output(part.text, path)
+        return self._variable(part.text, path)
+
+    def _output(self, command: str, path: Path) -> list[str]:
+        """What a command prints, for the two that can be known: seq, and the script's folder."""
+        sequence = SEQ.fullmatch(command)
+        if sequence:
+            numbers = [int(text) for text in sequence[1].split()]
+            first = numbers[0] if len(numbers) > 1 else 1
+            step = numbers[1] if len(numbers) > 2 else 1
+            return [" ".join(str(n) for n in range(first, numbers[-1] + 1, step))]
+        if "dirname" in command and ("BASH_SOURCE" in command or "$0" in command):
+            folder = path.resolve().parent
+            ups = UP.search(command)
+            for _ in range(ups[1].count("..") if ups else 0):
+                folder = folder.parent
+            return [str(folder)]
+        raise ConfigError(f"what $({command.strip()}) prints is not known without running it")
+
+    def _variable(self, expression: str, path: Path) -> list[str]:
+        array = re.fullmatch(r"(\w+)\[[@*]\]", expression)
+        name = array[1] if array else expression
+        match = PARAMETER.fullmatch(name)
+        if not match:
+            raise ConfigError(f"${{{expression}}} is a form that is not read")
+        name, operator, other = match[1], match[2] or "", match[3] or ""
+        value = self._values.get(name, self._environment.get(name))
+        if isinstance(value, Unknown):
+            raise ConfigError(f"${name} is not known without running the script: {value.why}")
+        empty = value is None or (value in ("", []) and operator.startswith(":"))
+        if operator.endswith("+"):
+            return [] if empty else [self._joined(parts_of(other), path)]
+        if empty and operator[-1:] in ("-", "="):
+            return [self._joined(parts_of(other), path)]
+        if value is None:
+            raise ConfigError(
+                f"${name} has no value: give it in the environment, as in "
+                f"`{name}=... slime config from-script ...`"
+            )
+        if isinstance(value, list):
+            return value if array else value[:1]
+        return [value]
+
+
+def _is_entry(word: Word) -> bool:
+    last = word.parts[-1] if word.parts else None
+    return last is not None and last.kind == "text" and bool(ENTRY.search(last.text))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file") from error
+
+
+def _read_commands(shown: Path | str, text: str) -> list[Line]:
+    try:
+        return commands_of(text)
+    except ConfigError as error:
+        raise ConfigError(f"{shown}, {error}") from error

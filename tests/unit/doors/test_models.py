@@ -1,0 +1,106 @@
+"""Presets have the dimensions of the published models, and mean the same in every form."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.cli.main import main
+from slime_core.check.findings import Findings
+from slime_core.check.model import check_models
+from slime_core.check.options import check_megatron
+from slime_core.config.flags import FlagParser, add_flags, overrides_of
+from slime_core.config.loading import load_config
+from slime_core.doors.command_line import parse
+from slime_core.doors.models import preset, presets
+from slime_core.errors import ConfigError
+from slime_core.megatron.arguments import check_names
+from tests.unit.check.model_folders import QUICKSTART, large_model
+
+ROOT = Path(__file__).parents[3]
+TRAINABLE = [name for name, found in presets().items() if not found.waits_for]
+PUBLISHED = {  # parameters as the models' pages give them
+    "qwen2.5-0.5B": 0.494e9, "qwen2.5-1.5B": 1.544e9, "qwen2.5-3B": 3.086e9,
+    "qwen2.5-7B": 7.616e9, "qwen2.5-14B": 14.77e9, "qwen2.5-32B": 32.76e9, "qwen2.5-72B": 72.71e9,
+    "qwen3-0.6B": 0.596e9, "qwen3-1.7B": 1.721e9, "qwen3-4B": 4.022e9, "qwen3-8B": 8.191e9,
+    "qwen3-14B": 14.77e9, "qwen3-32B": 32.76e9, "qwen3-4B-Instruct-2507": 4.022e9,
+    "llama3-8B": 8.03e9, "llama3-70B": 70.6e9, "llama3.1-8B-Instruct": 8.03e9,
+    "llama3.1-70B-Instruct": 70.6e9, "llama3.2-1B-Instruct": 1.236e9,
+    "llama3.2-3B-Instruct": 3.213e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_a_preset_has_the_published_number_of_parameters(name):
+    assert preset(name).parameters() == pytest.approx(PUBLISHED[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_its_options_are_megatrons_and_its_file_is_shipped(name):
+    check_names(preset(name).options())
+    path = ROOT / "configs" / "models" / f"{name}.yaml"
+    again = "slime models export --all configs/models --format yaml"
+    assert path.read_text() == preset(name).yaml(), f"made anew by: {again}"
+
+
+def test_every_shipped_file_is_a_preset():
+    assert {path.stem for path in (ROOT / "configs" / "models").iterdir()} == set(TRAINABLE)
+
+
+def test_bash_and_yaml_mean_the_same():
+    script = preset("qwen2.5-7B").bash() + 'printf "%s\\n" "${MODEL_ARGS[@]}" "${CKPT_ARGS[@]}"'
+    words = subprocess.run(
+        ["bash", "-c", script], env={"HF_CHECKPOINT": "m m"}, capture_output=True, check=True
+    ).stdout.decode().splitlines()  # fmt: skip
+    parser = FlagParser(prog="slime train")
+    add_flags(parser)
+    given = overrides_of(parse(parser, words))
+    assert given["hf_checkpoint"] == "m m"
+    options = yaml.safe_load(preset("qwen2.5-7B").yaml())["megatron"]
+    assert given["megatron"] == {name: value for name, value in options.items() if value}
+
+
+def test_a_preset_of_the_model_passes_and_another_is_told_with_every_difference(tmp_path):
+    folder = large_model(tmp_path / "m")
+
+    def problems(name: str) -> list[str]:
+        config = load_config(
+            {"extends": str(ROOT / "configs" / "models" / f"{name}.yaml"), **_tree()},
+            {"hf_checkpoint": str(folder)},
+        )
+        findings = Findings()
+        shape = check_models(config, findings)
+        check_megatron(config, "cpu", shape, findings)
+        return findings.problems
+
+    found = "\n".join(problems("qwen3-8B"))
+    assert "'hidden_size' is 4096, but the model's config.json makes it 2560" in found
+    assert "'ffn_hidden_size' is 12288" in found
+    assert "'untie_embeddings_and_output_weights' is True" in found
+    assert problems("qwen3-4B") == []
+
+
+def _tree() -> dict:
+    tree = yaml.safe_load(QUICKSTART.read_text())
+    return {group: tree[group] for group in ("run", "data", "rollout", "rewards")}
+
+
+def test_models_that_wait_for_something_say_so():
+    with pytest.raises(ConfigError, match="glm4-9B is not there yet, it waits for: a layer of"):
+        preset("glm4-9b").options()
+    with pytest.raises(ConfigError, match=r"unknown model qwen3-4: did you mean qwen3-4B\?"):
+        preset("qwen3-4")
+    assert {"qwen3-30B-A3B", "deepseek-v3", "glm-z1-9B"} <= set(presets()) - set(TRAINABLE)
+
+
+def test_the_command_lists_shows_and_exports(tmp_path, capsys):
+    assert main(["models", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "qwen3-4B                4.02B" in shown and "later: mixture-of-experts" in shown
+    assert main(["models", "show", "qwen3-4B"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["megatron"]["num_layers"] == 36
+    assert main(["models", "export", "--all", str(tmp_path)]) == 0
+    assert (tmp_path / "qwen3-4B.sh").read_text() == preset("qwen3-4B").bash()
+    assert len(list(tmp_path.iterdir())) == len(TRAINABLE)
+    assert main(["models", "export"]) == 2

@@ -1,0 +1,110 @@
+"""Launch scripts are read as bash would expand them; what only a run would show is an error."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slime_core.doors.script import read_script
+from slime_core.errors import ConfigError
+
+# Each ends in a command that starts train.py; bash and the reader must come to the same words.
+SAME = {
+    "arrays": 'A=(--seed 1 "two words")\nA+=(x)\npython3 train.py "${A[@]}" ${A[@]}',
+    "unquoted values are split": 'A="--seed 1"\nB=\'$A\'\npython train.py $A "$A" $B',
+    "empty": 'A=()\nB=""\npython train.py "${A[@]}" ${A[@]} $B "$B" end',
+    "defaults": 'N=""\npython train.py ${X:-a b} "${X:-a b}" ${N:-c} ${N-d}'
+    " ${V:-$HOME/x} ${Y:-$HOME/x} ${V:+set}",
+    "continued lines and comments": "A=(\n  --seed 1 # one\n\n  # --lr 2\n  --lr \\\n  3\n)\n"
+    "python train.py \\\n  ${A[@]} # end",
+    "joined words": 'D=/data\npython train.py --hf-checkpoint ${D}/"my model"/x$D"y"',
+    "escapes": r'python train.py "a\"b\$c" a\ b \"q "x\\y"',
+    "json": 'python train.py --train-env-vars \'{"A": "b c"}\' --x={"a":1}',
+    "several commands": "A=1; B=2 && C=3\npython train.py $A $B $C > log.txt 2>&1",
+    "a pipe": "python train.py --seed 1 2>&1 | tee log.txt",
+    "seq": "python train.py --sglang-cuda-graph-bs 1 2 $(seq 8 8 32) `seq 3`",
+    "heredoc": "cat > /dev/null <<EOF\npython nothing\nEOF\npython train.py --seed 1",
+    "exports": "export A=1 B='2 3'\npython train.py $A \"$B\"",
+    "adding text": 'A="x"\nA+="y"\npython train.py $A',
+    "one of an array": "A=(a b)\npython train.py $A ${A[@]}",
+    "joined to an array": 'A=(a b)\npython train.py "<${A[@]}>" x${A[@]}y',
+}
+
+
+def arguments_of(folder: Path, text: str, **environment: str) -> list[str]:
+    path = folder / "run.sh"
+    path.write_text(text)
+    return read_script(path, environment).arguments
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_bash_comes_to_the_same_words(name, tmp_path):
+    program = tmp_path / "python"
+    program.write_text('#!/bin/bash\nshift\nprintf "%s\\0" "$@" >"$OUT"\n')
+    program.chmod(0o755)
+    (tmp_path / "python3").symlink_to(program)
+    path = tmp_path / "run.sh"
+    path.write_text(SAME[name])
+    given = {"HOME": "/h", "V": "v", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    out = tmp_path / "out"
+    subprocess.run(["bash", str(path)], env={**given, "OUT": str(out)}, cwd=tmp_path, check=True)
+    words = out.read_bytes().decode().split("\0")[:-1]
+    assert read_script(path, given).arguments == words
+
+
+def test_sourced_files_are_found_beside_the_script(tmp_path):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "m.sh").write_text("MODEL_ARGS=(--num-layers ${LAYERS:-2})")
+    text = (
+        'HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\nLAYERS=3\n'
+        'source "${HERE}/models/m.sh"\npython train.py ${MODEL_ARGS[@]} $HERE'
+    )
+    assert arguments_of(tmp_path, text) == ["--num-layers", "3", str(tmp_path)]
+    up = text.replace('[0]}")"', '[0]}")/.."').replace("models", f"{tmp_path.name}/models")
+    assert arguments_of(tmp_path, up)[-1] == str(tmp_path.parent)
+
+
+def test_a_missing_model_script_is_the_preset_of_its_name(tmp_path):
+    text = "CKPT_ARGS=(--load x)\nsource scripts/models/qwen3-4B.sh\n"
+    text += "python train.py ${MODEL_ARGS[@]} ${CKPT_ARGS[@]}"
+    words = arguments_of(tmp_path, text)
+    assert words[words.index("--num-layers") + 1] == "36"
+    assert words[-2:] == ["--load", "x"], "the script's own arrays stay"
+    base = arguments_of(tmp_path, text, MODEL_ARGS_ROTARY_BASE="5000000")
+    assert base[base.index("--rotary-base") + 1] == "5000000"
+
+
+def test_the_command_may_stand_behind_a_job_submission(tmp_path):
+    text = 'E="{ \\"a\\": \\"$(date)\\" }"\nray job submit --address=x --runtime-env-json="$E" '
+    text += "-- python3 ${DIR}/train.py --seed 1"
+    assert arguments_of(tmp_path, text) == ["--seed", "1"]
+    assert read_script(tmp_path / "run.sh", {}).entry == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("python train.py $NOWHERE", "line 1 of run.sh: $NOWHERE has no value: give it in the env"),
+        ("A=$(nproc)\npython train.py $A", "what $(nproc) prints is not known without running it"),
+        ("if true; then\n A=1\nfi\npython train.py $A", "it is set inside a block at line 2"),
+        ("for i in 1 2; do A=$i; done\npython train.py $A", "set inside a block at line 1"),
+        ("python train.py ${A//x/y}", "${A//x/y} is a form that is not read"),
+        ("echo nothing", "no command starts train.py: is this a launch script?"),
+        ("python train.py\npython train.py", "train.py is started at line 1 of run.sh, line 2 of"),
+        ("source models/none.sh\npython train.py", "models/none.sh is not there, and no preset"),
+        ("source models/glm4-9B.sh\npython train.py", "glm4-9B is not there yet, it waits for"),
+        ("A=(\n1\npython train.py", "line 1: ( is never closed"),
+        ('A="x\npython train.py', 'line 1: " is never closed'),
+        ("python train.py ${A", "line 1: { is never closed"),
+    ],
+)
+def test_what_cannot_be_known_is_named_with_its_line(text, sentence, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        arguments_of(tmp_path, text)
+    assert sentence in str(error.value)
+
+
+def test_nothing_is_run(tmp_path):
+    text = f"touch {tmp_path}/made\nA=$(touch {tmp_path}/made)\n`touch {tmp_path}/made`\n"
+    assert arguments_of(tmp_path, text + "python train.py --seed 1") == ["--seed", "1"]
+    assert not (tmp_path / "made").exists()
