@@ -60,6 +60,7 @@ ROWS: dict[str, Row] = {
     "ipo": Row("--advantage-estimator ipo --num-steps-per-rollout 2"),
     "opo": Row("--advantage-estimator opo"),
     "gpg": Row("--advantage-estimator gpg"),
+    "remax": Row("--advantage-estimator remax"),
     "max_rl": Row("--advantage-estimator max_rl"),
     "pass_at_k": Row("--advantage-estimator pass_at_k"),
     "reinforce_plus_plus_baseline": Row(

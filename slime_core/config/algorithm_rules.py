@@ -122,8 +122,8 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (
         ("disable_rewards_normalization",),
-        lambda a: a.advantage_estimator not in ("ppo", "reinforce_plus_plus"),
-        "where rewards are normalised in groups, which ppo and reinforce_plus_plus do not do",
+        lambda a: a.advantage_estimator not in ("ppo", "reinforce_plus_plus", "remax"),
+        "where rewards are normalised in groups, which ppo, reinforce_plus_plus and remax do not",
     ),
 )
 
@@ -147,10 +147,10 @@ def validate(config: RunConfig) -> str | None:
 
 
 def _estimator(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:
-    if estimator.name == "remax":
+    if estimator.name == "remax" and config.rewards.reward_shaping != "none":
         return (
-            "advantage_estimator remax compares with the greedy answer to each prompt, which the "
-            "rollout does not draw yet: use rloo, which needs no such answer"
+            "advantage_estimator remax compares with the reward of the greedy answer, which "
+            f"reward_shaping {config.rewards.reward_shaping} does not shape: leave one of them out"
         )
     if estimator.needs_whitening and not a.normalize_advantages:
         return (

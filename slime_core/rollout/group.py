@@ -10,12 +10,14 @@ from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.rollout.custom import GenerateFunction, load_generate
 from slime_core.rollout.filters import judge, load_filter
 from slime_core.rollout.generate import OPEN_STATES, decode_response, generate
+from slime_core.rollout.greedy import greedily, mark, prompt_alone
 from slime_core.rollout.outcome import Outcome, dropped, unstorable
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.scoring import Scorer
 from slime_core.sample import Sample, Status
 from slime_core.store.parts import ABORTED, DROPPED, KEPT, SPARE
 
+REMAX = "remax"
 HOOK_CALL = ("args", "sample", "rollout_id=", "evaluation=")
 
 
@@ -49,6 +51,9 @@ class GroupMaker:
         rows = await self.answer(runtime, samples, segment, self._generate)
         if any(row.status in OPEN_STATES for row in rows):
             return self._unfinished(rows)
+        greedy = await self._greedy(runtime, rows[0], segment)
+        if any(row.status in OPEN_STATES for row in greedy):
+            return self._unfinished(rows)
         failed = [row for row in rows if row.status is Status.FAILED]
         if failed and self._args.failed_samples == "drop":
             return dropped(rows, [], "failed_samples")
@@ -56,7 +61,11 @@ class GroupMaker:
             row.remove_sample = row.remove_sample or self._args.failed_samples == "mask"
         with runtime.active():
             scored = await self._scorer.score(rows, self._given(samples))
-        reason = scored.drop
+            reason = scored.drop
+            if greedy and reason is None:
+                reason = (await self._scorer.score(greedy, self._given(samples))).drop
+        if greedy and reason is None:
+            mark(rows, greedy, self._args.reward_key)
         if reason is None and self._touched and (problem := unstorable(rows)):
             raise PluginError(f"a plug-in left rows that cannot be stored: {problem}")
         if reason is not None:
@@ -78,6 +87,12 @@ class GroupMaker:
         if any(row.status in OPEN_STATES for row in rows):
             return rows
         return [await self._hooked(row, segment, runtime.evaluation) for row in rows]
+
+    async def _greedy(self, runtime: Runtime, row: Sample, segment: int) -> list[Sample]:
+        """The greedy answer to a row's prompt, if the estimator compares with one."""
+        if self._args.advantage_estimator != REMAX:
+            return []
+        return await self.answer(greedily(runtime), [prompt_alone(row)], segment, self._generate)
 
     async def _rows(
         self, runtime: Runtime, samples: Sequence[Sample], path: str | None

@@ -27,6 +27,7 @@ from slime_core.stages.batch_hooks import processed_rewards, removed_rows
 from slime_core.stages.batch_metrics import batch_metrics
 from slime_core.stages.rows import (
     graded,
+    greedy_rewards,
     kept_rows,
     raw_rewards,
     reward_errors,
@@ -155,6 +156,7 @@ def normalised(ctx: RunContext, groups: Groups, chosen: list[SampleBatch]) -> np
             groups.group_ids[known],
             groups.rollout_ids[known],
             groups.response_lengths[known],
+            greedy_rewards(chosen)[known] if algorithm.advantage_estimator == "remax" else None,
         ),
         rewards_normalization=not algorithm.disable_rewards_normalization,
         std_normalization=not algorithm.disable_grpo_std_normalization,

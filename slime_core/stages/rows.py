@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,6 +59,22 @@ def graded(rows: SampleBatch) -> np.ndarray:
     left out of the loss, so that it says nothing about its siblings either."""
     failed = np.array([ERROR_KEY in (text or "") for text in rows.texts("metadata")], dtype=bool)
     return ~(failed & rows.numbers("remove_sample").astype(bool))
+
+
+def greedy_rewards(chosen: Sequence[SampleBatch]) -> np.ndarray:
+    """float64 [rows of all groups]: reward of the greedy answer to each row's prompt.
+
+    Raises:
+        RewardError: a row was generated without one.
+    """
+    texts = [text for batch in chosen for text in batch.texts("metadata")]
+    found = [json.loads(text or "{}").get("greedy") for text in texts]
+    if not all(isinstance(answer, dict) for answer in found):
+        raise RewardError(
+            "remax compares with greedy answers, which were not drawn when these groups were "
+            "generated: use another advantage_estimator for this iteration"
+        )
+    return np.array([answer["reward"] for answer in found], dtype=np.float64)
 
 
 def reward_errors(rows: SampleBatch) -> list[str]:

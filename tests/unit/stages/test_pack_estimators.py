@@ -5,7 +5,7 @@ import math
 import pytest
 
 from slime_core.algorithms.advantages.registry import ESTIMATORS
-from slime_core.algorithms.settings import AlgorithmSettings
+from slime_core.errors import RewardError
 from tests.unit.stages.test_pack import lab, packed, rows
 from tests.unit.store.builders import finished_sample
 
@@ -29,6 +29,7 @@ EXPECTED = {
     "reinforce_plus_plus": list(REWARDS),
     "reinforce_plus_plus_baseline": CENTRED,
     "ppo": list(REWARDS),
+    "remax": [0.75, -0.25, -0.25, 2.75],  # the greedy answer of each group got 0.25
 }
 
 
@@ -38,23 +39,32 @@ def content(tmp_path, name, **overrides):
     for sample, old in zip(samples, group.samples, strict=True):
         sample.reward = old.reward
     group.samples[:] = samples
+    other = rows(1, 2.0, 2.0, 2.0, 2.0)
+    if name == "remax":
+        for sample in (*group.samples, *other.samples):
+            sample.metadata["greedy"] = {"reward": 0.25, "response": "x", "tokens": [1]}
     whiten = ESTIMATORS[name].needs_whitening
     ctx = lab(tmp_path, advantage_estimator=name, normalize_advantages=whiten, **overrides)
-    return packed(ctx, [group], [rows(1, 2.0, 2.0, 2.0, 2.0)])
+    return packed(ctx, [group], [other])
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_each_estimator_transforms_rewards_in_its_groups(tmp_path, name):
     found = content(tmp_path, name)
     assert found.rewards[:4] == pytest.approx(EXPECTED[name], rel=1e-9)
-    constant = 2.0 if name in ("ppo", "reinforce_plus_plus") else 0.0
+    constant = {"ppo": 2.0, "reinforce_plus_plus": 2.0, "remax": 1.75}.get(name, 0.0)
     assert found.rewards[4:] == [constant] * 4
     assert found.raw_rewards == [*REWARDS, 2.0, 2.0, 2.0, 2.0]
 
 
 def test_every_estimator_that_can_be_configured_is_covered():
-    assert set(EXPECTED) == set(ESTIMATORS) - {"remax"}
-    assert AlgorithmSettings(advantage_estimator="remax").estimator.rewards is not None
+    assert set(EXPECTED) == set(ESTIMATORS)
+
+
+def test_groups_without_a_greedy_answer_are_refused(tmp_path):
+    ctx = lab(tmp_path, advantage_estimator="remax")
+    with pytest.raises(RewardError, match="were not drawn when these groups were generated"):
+        packed(ctx, [rows(0, 1.0, 0.0)], [rows(1, 1.0, 1.0)])
 
 
 def test_the_normalisations_can_be_left_out(tmp_path):
