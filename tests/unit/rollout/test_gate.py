@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.errors import DeadlineError
+from slime_core.errors import DeadlineError, EngineError
 from slime_core.rollout.gate import EngineGate
 
 SOON_S = 5.0  # for waits that end at once if all is right
@@ -16,6 +16,12 @@ class StandInClient:
     def __init__(self, url: str) -> None:
         self.url = url
         self.closed = False
+        self.aborts = 0
+
+    async def abort_all(self) -> None:
+        self.aborts += 1
+        if self.url == "away":
+            raise EngineError("nobody there")
 
     async def close(self) -> None:
         self.closed = True
@@ -207,5 +213,15 @@ def test_closing_the_gate_closes_every_client():
         await gate.set_engines(["a", "b"])
         await gate.aclose()
         assert [one.closed for one in clients] == [True, True]
+
+    run(scenario)
+
+
+def test_an_abort_reaches_every_engine_and_one_that_fails_is_marked_down():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["away", "a", "b"])
+        await gate.abort_all()
+        assert [client.aborts for client in clients] == [1, 1, 1]
+        assert gate.down == {"away": "it did not abort: nobody there"}
 
     run(scenario)

@@ -208,3 +208,39 @@ def test_a_late_answer_names_the_group():
 
     with pytest.raises(DeadlineError, match="generation of group 3"):
         run([Slow("a")], [prompt()], timeout_s=0.05)
+
+
+def stopped_after(calls: int, engine: ScriptedEngine, samples: list[Sample]) -> None:
+    """Generates until the engine was called so often, then is told to stop."""
+
+    async def body() -> None:
+        gate = EngineGate(lambda url: engine, 64)  # type: ignore[arg-type,return-value]
+        await gate.set_engines([engine.url])
+        await gate.open()
+        stopping = lambda: len(engine.calls) >= calls  # noqa: E731
+        await generate(samples, gate, Sampling(LIMIT, {}, 5.0), lambda s: 0, stopping)
+
+    asyncio.run(body())
+
+
+def test_once_told_to_stop_no_request_leaves_and_what_is_there_stays():
+    engine, sample = ScriptedEngine("a", (2, "abort", "l0-1"), (2, "stop", "l0-1")), prompt()
+    stopped_after(1, engine, [sample])
+    assert len(engine.calls) == 1 and sample.status is Status.ABORTED
+    assert (sample.response_length, sample.spans) == (2, [Span(0, 2, "l0-1")])
+    untouched = prompt()
+    stopped_after(0, ScriptedEngine("a"), [untouched])
+    assert untouched.status is Status.PENDING and not untouched.response_length
+
+
+def test_prompt_and_response_together_are_limited_too():
+    limits = Sampling(LIMIT, {}, 5.0, max_context_tokens=5)
+    assert limits.left(prompt()) == 3
+    assert Sampling(2, {}, 5.0, max_context_tokens=50).left(prompt()) == 2
+
+
+def test_messages_are_rendered_where_a_function_takes_them(monkeypatch):
+    monkeypatch.setattr("slime_core.rollout.generate.render_chat", lambda *_, **__: "ab")
+    sample = Sample(prompt=[{"role": "user", "content": "x"}])
+    tokenize_prompt(sample, Letters(), chat=True)
+    assert sample.tokens == [97, 98] and isinstance(sample.prompt, list)
