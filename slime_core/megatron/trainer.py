@@ -131,7 +131,8 @@ class PolicyTrainer:
                 weights have not changed yet.
 
         Returns:
-            {"steps": [one dict a step], "seconds": {"log_probs": s, "steps": s}}.
+            {"steps": [one dict a step], "seconds": {"log_probs": s, "steps": s}}, and "hooks": the
+            digest of each function of the user's that took part, where there is any.
         """
         batch, overlong = self._fitting(batch)
         if forced_skips is not None and len(forced_skips) != len(batch.steps):
@@ -160,7 +161,8 @@ class PolicyTrainer:
             results.append(result | overlong | {"weights_digest": self.weights_digest()})
         self._end_iteration(results, batch.num_rows)
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
-        return {"steps": results, "seconds": seconds}
+        hooks = self.hooks.digests
+        return {"steps": results, "seconds": seconds} | ({"hooks": hooks} if hooks else {})
 
     def _fitting(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
         """The batch with rows that fit a micro-batch, and how many did not.

@@ -12,7 +12,7 @@ from typing import Any
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.args_view import ArgsView
-from slime_core.plugins.load import accepts, check_signature, load
+from slime_core.plugins.load import accepts, check_signature, load, source_digest
 
 LOSS = "custom_loss_function_path"
 ADVANTAGE = "custom_advantage_function_path"
@@ -36,11 +36,13 @@ class TrainerHook:
     Attributes:
         name: flag and import path, for messages.
         takes_metadata: it has a parameter `metadata`, which is then passed by keyword.
+        digest: of the file that defines it.
     """
 
     name: str
     function: Any
     takes_metadata: bool
+    digest: str = ""
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Calls the function.
@@ -71,6 +73,12 @@ class TrainerHooks:
     reducer: TrainerHook | None = None
 
     @property
+    def digests(self) -> dict[str, str]:
+        """Flag and import path -> digest of the source, of all that are set."""
+        found = (self.loss, self.advantage, self.tis, self.reducer)
+        return {hook.name: hook.digest for hook in found if hook is not None}
+
+    @property
     def read_all_tokens(self) -> bool:
         """Some function looks at the response tokens of a micro-batch, trained or not."""
         return any((self.loss, self.tis, self.reducer))
@@ -86,7 +94,7 @@ def load_trainer_hook(flag: str, path: str) -> TrainerHook:
     metadata = accepts(function, "metadata") if callable(function) else False
     extra = ("metadata=",) if metadata else ()
     check_signature(function, path, (*CALLS[flag], *extra))
-    return TrainerHook(f"{flag} {path}", function, metadata)
+    return TrainerHook(f"{flag} {path}", function, metadata, source_digest(function))
 
 
 def load_trainer_hooks(algorithm: AlgorithmSettings, args: ArgsView | None) -> TrainerHooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,19 @@ def test_a_custom_correction_weighs_and_leaves_out(
     assert_equal(ours, plain)
     assert 0 < plain[0]["rs_rejected"] < 1
     assert ours[0]["my_weight"] == pytest.approx(plain[0]["tis"], rel=1e-5)
+
+
+def test_the_result_says_which_functions_took_part(
+    model: str, batch: TrainBatch, in_trainer: Callable[..., Any]
+) -> None:
+    """A ledger keeps it, so a function that was edited in mid run can be told."""
+    path = hook("constant_length")
+    algorithm = AlgorithmSettings(custom_pg_loss_reducer_function_path=path)
+    chosen = BASE | {"hf_checkpoint": model, "algorithm": algorithm}
+    (result,) = in_trainer(jobs.train, chosen, [batch])["results"]
+    source = (Path(__file__).parent / "hooks_given.py").read_bytes()
+    name = f"custom_pg_loss_reducer_function_path {path}"
+    assert result["hooks"] == {name: hashlib.sha256(source).hexdigest()}
 
 
 def test_a_custom_reducer_weighs_tokens(

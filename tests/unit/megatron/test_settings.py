@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import ConfigError
 from slime_core.megatron.settings import TrainerSettings
+
+TWO = {"world_size": 2, "master_port": 1, "tensor_model_parallel_size": 2}
+CUSTOM = AlgorithmSettings(loss_type="custom_loss", custom_loss_function_path="f.py")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,8 @@ from slime_core.megatron.settings import TrainerSettings
         ({"lr_warmup_iters": 5, "train_iters": 5}, "lr_warmup_iters 5"),
         ({"lr": 1e-6, "min_lr": 1e-5}, "min_lr"),
         ({"lr_decay_style": "WSD"}, "lr_wsd_decay_iters"),
+        (TWO | {"algorithm": AlgorithmSettings("ppo")}, "a critic over tensor- or pipeline-"),
+        (TWO | {"algorithm": CUSTOM}, "whole logits, which tensor-parallel ranks do not hold"),
     ],
 )
 def test_refusals_name_the_setting(changes: dict[str, Any], words: str) -> None:
