@@ -50,6 +50,8 @@ class GroupMaker:
         """
         rows = await self.answer(runtime, samples, segment, self._generate)
         if any(row.status in OPEN_STATES for row in rows):
+            if not runtime.stopping():
+                raise PluginError("a generate function left samples aborted that nobody stopped")
             return self._unfinished(rows)
         greedy = await self._greedy(runtime, rows[0], segment)
         if any(row.status in OPEN_STATES for row in greedy):

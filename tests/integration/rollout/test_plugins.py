@@ -232,18 +232,22 @@ from slime.rollout.sglang_rollout import generate as plain
 async def generate(args, sample, sampling_params):
     if sample.group_index == 1:
         await asyncio.Event().wait()
-    return await plain(args, sample, sampling_params)
+    sample = await plain(args, sample, sampling_params)
+    if sample.group_index == 2:
+        sample.status = sample.Status.ABORTED
+    return sample
 """
 
 
-def test_a_function_that_hangs_costs_its_group(tmp_path, url):
+def test_a_function_that_hangs_or_gives_up_costs_its_group(tmp_path, url):
     _, seal = played(
         tmp_path, url, HANGS, custom_generate_function_path="PLUGIN:generate",
         request_timeout_s=4.0, max_turns=1, max_group_attempts=1,
     )  # fmt: skip
     found = {g.entry.group_id: (g.entry.verdict, g.entry.reason) for g in seal.groups}
     assert found[1] == ("dropped", "DeadlineError")
-    assert [found[group][0] for group in (0, 2, 3, 4)] == ["kept"] * 4
+    assert found[2] == ("dropped", "PluginError"), "aborted, though nobody stopped it"
+    assert [found[group][0] for group in (0, 3, 4, 5)] == ["kept"] * 4
 
 
 def test_a_function_that_is_cut_off_begins_anew_in_the_next_segment(tmp_path, url):
