@@ -20,6 +20,7 @@ def validate(config: RunConfig) -> None:
         rollout_rules.validate,
         _sizes,
         _engine_size,
+        _named_options,
     )
     problems = [problem for rule in rules if (problem := rule(config))]
     if problems:
@@ -98,3 +99,11 @@ def _engine_size(config: RunConfig) -> str | None:
         f"--sglang-tp-size {tensor} x --sglang-pp-size {pipeline} needs {tensor * pipeline} GPUs, "
         f"but rollout_num_gpus_per_engine is {gpus}: make them equal, or leave tp-size out"
     )
+
+
+def _named_options(config: RunConfig) -> str | None:
+    """Options of Megatron's that are refused, or not there yet, also where YAML holds them."""
+    from slime_core.config.known_flags import why_not  # reads the tree, which imports this module
+
+    names = [str(name).removeprefix("--").replace("-", "_") for name in config.megatron]
+    return "\n".join(reason for name in names if (reason := why_not(name, name))) or None

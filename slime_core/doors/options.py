@@ -75,7 +75,7 @@ def option_of(flag: str) -> Option | None:
     name = flag.removeprefix("--").replace("-", "_")
     if name in aliases():
         return Option("", name, "one")
-    if reason := why_not(name):
+    if reason := why_not(name) or why_not(name.removeprefix("no_"), flag):
         raise ConfigError(reason)
     if flag.startswith(SGLANG_PREFIX):
         return _sglang(name.removeprefix("sglang_"))

@@ -53,6 +53,8 @@ def test_names_that_are_not_there_yet_say_so_wherever_they_stand():
     reason = "use_wandb is not there yet, it waits for: a W&B sink"
     assert reason in refusal(tracking={"use_wandb": True})
     assert reason in refusal(use_wandb=True)
+    given = refusal(megatron={"data_path": "x", "mock-data": True})
+    assert given.count("is refused: loads pre-training data") == 2
     with pytest.raises(ConfigError, match=reason):
         load_config(SMALL, {"use_wandb": True})
 
