@@ -3,11 +3,15 @@
 import asyncio
 import sqlite3
 from contextlib import closing
+from datetime import timedelta
 
 import httpx
 import pytest
+from prefect.automations import Automation
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import filters
+from prefect.events.actions import DoNothing
+from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.worker import EventsWorker
 
 from flows.pages import retention
@@ -95,6 +99,37 @@ def test_iterations_and_alerts_are_events_of_the_run(server, tmp_path):
     assert set(done) == {0, 1, 2} and done[1]["train/loss"] == 0.5
     [restarted] = [event for event in found if event["event"].endswith("restarted")]
     assert restarted["payload"] == {"iteration": 1, "restarts": 2}
+
+
+@pytest.mark.slow
+def test_an_automation_takes_an_alert_as_its_trigger(server, tmp_path):
+    trigger = EventTrigger(
+        expect={"slime.run.stalled", "slime.alert.*"},
+        match={"prefect.resource.id": "slime.run.*"},
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
+    )
+    made = Automation(name="alerts", trigger=trigger, actions=[DoNothing()]).create()
+    run = StandIn(tmp_path, "run-alerts")
+
+    async def trouble():
+        run.engines.restarted = 1
+
+    run.hooks = {("train", 1): trouble}
+    run.train()
+    EventsWorker.drain_all(timeout=10)
+    fired = {
+        "event": {"name": ["prefect.automation.action.executed"]},
+        "resource": {"id": [f"prefect.automation.{made.id}"]},
+    }
+
+    def look():
+        answer = httpx.post(f"{server.api_url}/events/filter", json={"filter": fired}, timeout=20)
+        return answer.raise_for_status().json()["events"] or None
+
+    assert len(poll("the automation's action", 60, look, interval_s=0.5)) == 1
+    made.delete()
 
 
 @pytest.mark.slow
