@@ -10,6 +10,7 @@ from typing import Any
 
 from slime_core.check.findings import Findings
 from slime_core.check.weights import TensorHeader, read_headers
+from slime_core.config.aliases import MEGATRON_MARK
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.weights.tables import TABLES, ModelShape, bind, read_shape
@@ -73,6 +74,12 @@ def _shape(field: str, folder: Path) -> ModelShape:
 
 
 def _json(field: str, path: Path) -> dict[str, Any]:
+    if (path.parent / MEGATRON_MARK).is_file():
+        fix = "give a Hugging Face folder" if field == "hf_checkpoint" else "leave it out"
+        raise ConfigError(
+            f"{field} {path.parent} is a Megatron checkpoint, which is not read yet: {fix}; "
+            "weights are read from hf_checkpoint as they are"
+        )
     if not path.is_file():
         there = ", ".join(sorted(item.name for item in path.parent.iterdir())[:8])
         raise ConfigError(

@@ -45,9 +45,10 @@ def own_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if name in STARTS:
             _refuse_megatron(name, value)
         if field in found and not _same(found[field], value):
+            fix = f"leave {name} out" if name in STARTS else "give one of them"
             raise ConfigError(
                 f"{name} is another name of {field}, and they differ: {value!r} and "
-                f"{found[field]!r}; give one of them"
+                f"{found[field]!r}; {fix}"
             )
         found[field] = value
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from yaml import safe_load
 
 import flows.launch
 from flows.cli.main import main
@@ -112,6 +113,20 @@ def remove(args): ...
 def process(args, samples): ...
 number = 7
 """
+
+
+def megatron_folder(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "latest_checkpointed_iteration.txt").write_text("release")
+    return folder
+
+
+def config_of_preset(folder: Path, name: str) -> Arguments:
+    text = (QUICKSTART.parent / "models" / f"{name}.yaml").read_text()
+    options = json.dumps(safe_load(text)["megatron"])
+    (folder / "run.yaml").write_text(f"extends: {QUICKSTART}\nmegatron: {options}\n")
+    return [folder / "run.yaml"]
+
 
 CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     # prompts
@@ -249,6 +264,25 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     "a folder that is no model": (
         flags("--hf-checkpoint", QUICKSTART.parent),
         ["is not a model: it has no config.json (it has", "quickstart.yaml"],
+    ),
+    "a Megatron checkpoint as the reference": (
+        lambda folder: [
+            QUICKSTART, "--use-kl-loss", "--ref-load", megatron_folder(folder / "m_torch_dist"),
+        ],
+        ["ref_load", "m_torch_dist is a Megatron checkpoint, which is not read yet: leave it out"],
+    ),
+    "slime's flags that are not there": (
+        flags("--colocate", "--train-backend", "fsdp", "--num-layers", "3"),
+        ["--colocate is not there yet, it waits for", "--train-backend is refused: Megatron-core"],
+    ),
+    "an engine of two sizes": (
+        flags("--sglang-tp-size", "2", "--rollout-num-gpus-per-engine", "1"),
+        ["--sglang-tp-size 2 x --sglang-pp-size 1 needs 2 GPUs, but", "per_engine is 1"],
+    ),
+    "a preset of another model": (
+        lambda folder: config_of_preset(folder, "qwen3-0.6B"),
+        ["'num_layers' is 28, but the model's config.json makes it 2", "'hidden_size' is 1024",
+         "'vocab_size' is 151936"],
     ),
     "no tokenizer": (model_without("tokenizer.json"), ["has no tokenizer: tokenizer.json"]),
     "no weights": (model_without("model.safetensors"), ["has no weights: model.safetensors or"]),
