@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(USABLE)' 2>/dev/null && e
 TORCH := $(shell grep -o '^torch==[0-9.]*' constraints.txt)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test test-slow test-all test-gpu test-sglang lint format install python bench-quickstart bench-overhead
+.PHONY: train test test-slow test-all test-gpu test-sglang lint format install python bench-quickstart bench-overhead bench-noop
 
 train: $(STAMP)
 	$(BIN)/slime train $(CONFIG) $(ARGS)
@@ -58,6 +58,9 @@ bench-quickstart: $(STAMP)
 
 bench-overhead: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+bench-noop: $(STAMP)
+	$(BIN)/python -m benchmarks.noop $(ARGS)
 
 install: $(STAMP)
 
