@@ -110,8 +110,11 @@ def _row_tensors(hook: TrainerHook, data: dict[str, Any], name: str, mask: torch
 def with_hooks(
     objective: Objective, hooks: TrainerHooks, batch: TrainBatch, micro: MicroBatch
 ) -> Objective:
-    """The objective with the user's correction and reduction of this micro-batch."""
-    if hooks.tis is None and hooks.reducer is None:
+    """The objective with the user's correction and reduction of this micro-batch.
+
+    A micro-batch of padding alone is not shown to them.
+    """
+    if (hooks.tis is None and hooks.reducer is None) or not micro.row_ids:
         return objective
     rows = row_facts(batch, micro.row_ids, micro.mask)
     changes: dict[str, Any] = {}

@@ -179,6 +179,8 @@ class PolicySteps:
         log_probs, entropy = log_probs_and_entropy(
             logits, micro.targets, self.passes.settings.rollout_temperature
         )
+        if not micro.row_ids:  # padding, run for the collectives alone
+            return log_probs.sum() * 0.0, {"loss": log_probs.detach().sum() * 0.0}
         weights = token_weights(
             objective.reduction,
             micro.rows,
@@ -238,7 +240,7 @@ def collect(
     zero_gradients(state)
     lr = state.lr
     outputs, micro_batches = passes.train(batch, rows, columns, loss, positions)
-    metrics = _metrics(passes.device, [report for _, report in outputs])
+    metrics = _metrics(passes.device, outputs, by_hooks=positions == "response")
     finite, grad_norm = read_gradients(state)
     return Gradients(
         state=state,
@@ -260,18 +262,28 @@ def token_means(
     return {name: masked(value, mask).sum().double() / count for name, value in values.items()}
 
 
-def _metrics(device: torch.device, reports: list[Report]) -> dict[str, float]:
-    """Sums over micro-batches and data-parallel ranks, known to every rank afterwards."""
+def _metrics(
+    device: torch.device, outputs: list[tuple[MicroBatch, Report]], *, by_hooks: bool
+) -> dict[str, float]:
+    """Sums over micro-batches and data-parallel ranks, known to every rank afterwards.
+
+    Args:
+        by_hooks: functions of the user's report numbers, of which a micro-batch of padding and a
+            rank that has no other know nothing.
+    """
+    reports = [report for micro, report in outputs if micro.row_ids or not by_hooks]
     own = sorted(reports[0]) if reports else []
     names: list[str] = parallel.object_from_last_stage(own)
+    if by_hooks:
+        names = max(parallel.gather_objects(names), key=len)
     summed = [name for name in names if name != LARGEST]
     sums = torch.zeros(len(summed), dtype=torch.float64, device=device)
     largest = torch.zeros(1, dtype=torch.float64, device=device)
     for report in reports:
-        if sorted(report) != own:
+        if sorted(report) != names:
             raise TrainerError(
                 "micro-batches report different numbers, so they cannot be added up: "
-                f"{', '.join(sorted(set(report) ^ set(own)))}"
+                f"{', '.join(sorted(set(report) ^ set(names)))}"
             )
         sums += torch.stack([report[name] for name in summed])
         if LARGEST in report:

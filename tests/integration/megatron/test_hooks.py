@@ -126,6 +126,37 @@ def test_a_custom_reducer_weighs_tokens(
     assert abs(plain[0]["loss"] - steps(batch)[0]["loss"]) > 1e-3
 
 
+HOOKED: dict[str, dict[str, Any]] = {
+    "loss": LOSS | {"custom_loss_function_path": hook("grpo_from_logits")},
+    "correction": {
+        "use_tis": True,
+        "custom_tis_function_path": hook("clipped_and_vetoed"),
+        "custom_pg_loss_reducer_function_path": hook("constant_length"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOOKED))
+def test_two_ranks_agree_also_where_one_has_nothing_but_padding(
+    model: str,
+    name: str,
+    batch: TrainBatch,
+    in_trainer: Callable[..., Any],
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    uneven = replace(batch, steps=((5,), (6, 7, 8, 9, 10)))
+    algorithm = AlgorithmSettings(**HOOKED[name])
+    chosen = BASE | {"hf_checkpoint": model, "algorithm": algorithm, "adam_eps": 1e-2}
+    (alone,) = in_trainer(jobs.train, chosen, [uneven])["results"]
+    pair = [one["results"][0] for one in in_ranks(jobs.train_on_rank, chosen, [uneven])]
+    assert pair[0]["steps"] == pair[1]["steps"]
+    own = "my_ratio" if name == "loss" else "my_weight"
+    for ours, theirs in zip(pair[0]["steps"], alone["steps"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for number in ("loss", "grad_norm", own, "rollout/log_probs"):
+            assert ours[number] == pytest.approx(theirs[number], rel=1e-4, abs=5e-6), number
+
+
 @pytest.mark.parametrize(
     ("path", "more", "error", "words"),
     [
