@@ -167,9 +167,7 @@ class _Follower:
             raise ConfigError(f"{where}: {name} is not there, and no preset is called {stem}")
         kept = self._values.get("CKPT_ARGS")
         self._follow(f"preset {stem}", preset(stem).bash(), path)
-        if kept is None:
-            self._values.pop("CKPT_ARGS", None)
-        else:
+        if kept is not None:
             self._values["CKPT_ARGS"] = kept
         self._set_rotary_base()
         self._notes.append(f"{name} is not there: the preset {stem} stands for it")

@@ -36,6 +36,7 @@ _FROM_MODEL = {
     "norm_epsilon": "norm_eps",
     "layernorm_epsilon": "norm_eps",
     "rotary_base": "rope_theta",
+    "rope_scaling_factor": "rope_factor",
 }
 # Options whose only possible value follows from what the trainer builds.
 _FIXED = {
@@ -98,7 +99,6 @@ _WITHOUT_EFFECT = frozenset(
         "seq_length",
         "use_mcore_models",
         "log_interval",
-        "rope_scaling_factor",
         "cross_entropy_loss_fusion",
     }
 )

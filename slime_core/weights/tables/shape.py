@@ -24,6 +24,7 @@ class ModelShape:
         tied: the head shares the embedding's weights.
         rope_theta: base of the rotary embedding.
         rope_type: "default" or a scaling that transformers knows, for example "llama3".
+        rope_factor: of the scaling; 1 without one.
         dtype: dtype the checkpoint declares, without "torch.".
     """
 
@@ -41,6 +42,7 @@ class ModelShape:
     tied: bool
     rope_theta: float
     rope_type: str = "default"
+    rope_factor: float = 1.0
     dtype: str = "float32"
 
     def size_of(self, axis: str) -> int:
@@ -113,6 +115,7 @@ def _shape_of(config: dict[str, Any]) -> ModelShape:
         or scaling.get("rope_type")
         or scaling.get("type")
         or "default",
+        rope_factor=float(rope.get("factor") or scaling.get("factor") or 1.0),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix(
             "torch."
         ),

@@ -1,6 +1,7 @@
 """Presets have the dimensions of the published models, and mean the same in every form."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from slime_core.config.loading import load_config
 from slime_core.doors.command_line import parse
 from slime_core.doors.models import preset, presets
 from slime_core.errors import ConfigError
-from slime_core.megatron.arguments import check_names
+from slime_core.megatron.arguments import check_names, resolve
+from slime_core.megatron.declared import declared_fields
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.tables import read_shape
 from tests.unit.check.model_folders import QUICKSTART, large_model
 
 ROOT = Path(__file__).parents[3]
@@ -104,3 +108,16 @@ def test_the_command_lists_shows_and_exports(tmp_path, capsys):
     assert (tmp_path / "qwen3-4B.sh").read_text() == preset("qwen3-4B").bash()
     assert len(list(tmp_path.iterdir())) == len(TRAINABLE)
     assert main(["models", "export"]) == 2
+
+
+def test_a_rope_scaling_is_compared_with_the_models(tmp_path):
+    folder = large_model(tmp_path / "m")
+    shape = read_shape(folder)
+    options = {"use_rope_scaling": True, "rope_scaling_factor": 32.0}
+    settings = TrainerSettings(hf_checkpoint=str(folder), megatron=options)
+    scaled = replace(shape, rope_type="llama3", rope_factor=32.0)
+    assert not resolve(settings, scaled, declared_fields()).without_effect
+    with pytest.raises(ConfigError, match=r"'rope_scaling_factor' is 32\.0.* makes it 8\.0"):
+        resolve(settings, replace(scaled, rope_factor=8.0), declared_fields())
+    with pytest.raises(ConfigError, match="'use_rope_scaling' is True"):
+        resolve(settings, shape, declared_fields())

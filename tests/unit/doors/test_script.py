@@ -70,6 +70,10 @@ def test_a_missing_model_script_is_the_preset_of_its_name(tmp_path):
     words = arguments_of(tmp_path, text)
     assert words[words.index("--num-layers") + 1] == "36"
     assert words[-2:] == ["--load", "x"], "the script's own arrays stay"
+    seed = "source scripts/models/llama3-8B.sh\npython train.py ${MODEL_ARGS[@]} ${CKPT_ARGS[@]}"
+    assert arguments_of(tmp_path, seed, HF_CHECKPOINT="/m")[-2:] == ["--hf-checkpoint", "/m"]
+    with pytest.raises(ConfigError, match=r"\$HF_CHECKPOINT has no value: give it in the env"):
+        arguments_of(tmp_path, seed)
     base = arguments_of(tmp_path, text, MODEL_ARGS_ROTARY_BASE="5000000")
     assert base[base.index("--rotary-base") + 1] == "5000000"
 
