@@ -15,7 +15,7 @@ from slime_core.config.flags import SGLANG_PREFIX
 from slime_core.config.known_flags import why_not
 from slime_core.engines.sglang_options import option_list
 from slime_core.errors import ConfigError
-from slime_core.megatron.arguments import known_names, option_type
+from slime_core.megatron.arguments import known_names, option_type, place_of
 
 Many = Literal["none", "one", "many"]
 
@@ -79,6 +79,8 @@ def option_of(flag: str) -> Option | None:
         raise ConfigError(reason)
     if flag.startswith(SGLANG_PREFIX):
         return _sglang(name.removeprefix("sglang_"))
+    if place := place_of(name):
+        raise ConfigError(f"{flag} is set by {place}")
     if name in known_names():
         return _megatron(name, option_type(name))
     positive = name.removeprefix("no_")

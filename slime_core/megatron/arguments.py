@@ -214,6 +214,11 @@ def known_names(classes: Fields | None = None) -> frozenset[str]:
     return frozenset(names - _INTERNAL - set(_ELSEWHERE))
 
 
+def place_of(name: str) -> str | None:
+    """What decides about an option of Megatron's that cannot be given here; None for all others."""
+    return "the trainer itself" if name in _INTERNAL else _ELSEWHERE.get(name)
+
+
 def option_type(name: str) -> Any:
     """The type that an option takes, for reading it from text. `name` has underscores."""
     if name in _TEXTS:
@@ -240,10 +245,8 @@ def check_names(options: Mapping[str, Any], classes: Fields | None = None) -> No
     """
     for given, value in options.items():
         name = _normal(given)
-        if name in _ELSEWHERE:
-            raise ConfigError(f"megatron option {given!r} is set by {_ELSEWHERE[name]}")
-        if name in _INTERNAL:
-            raise ConfigError(f"megatron option {given!r} is set by the trainer itself")
+        if place := place_of(name):
+            raise ConfigError(f"megatron option {given!r} is set by {place}")
         if name not in _MAPPED_HERE and name not in known_names(classes):
             near = nearest(name, known_names(classes))
             hint = f"; did you mean {near!r}?" if near else ""
