@@ -32,7 +32,7 @@ class KnownFlag:
     """One row.
 
     Attributes:
-        name: as a field, without dashes.
+        name: as a field, without dashes; `router_*` stands for all that begin so.
         status: works, later or refused.
         field: the field of the tree, or the open group, that takes it; empty unless it works.
         type, default: slime's, where they do not follow from the field.
@@ -71,12 +71,14 @@ def why_not(name: str, shown: str | None = None) -> str | None:
         name: as a field, without dashes.
         shown: how it was written; by default as a flag.
     """
-    row = known_flags().get(name)
+    family = name.partition("_")[0] + "_*"
+    row = known_flags().get(name) or known_flags().get(family)
     if row is None or row.status == "works" or name in field_groups():
         return None
+    shown = shown or "--" + name.replace("_", "-")
     if row.status == "later":
-        return f"{shown or row.flag} is not there yet, it waits for: {row.where}"
-    return f"{shown or row.flag} is refused: {row.where}"
+        return f"{shown} is not there yet, it waits for: {row.where}"
+    return f"{shown} is refused: {row.where}"
 
 
 def table() -> list[tuple[str, ...]]:

@@ -80,6 +80,7 @@ def test_lists_of_sglang_take_all_that_follows():
         ("--no-offload-train", "--no-offload-train is not there yet, it waits for: giving memory"),
         ("--train-iters 5", "--train-iters is set by run.num_rollout"),
         ("--use-cpu-initialization", "--use-cpu-initialization is set by the trainer itself"),
+        ("--router-cache-threshold 1", "--router-cache-threshold is not there yet, it waits for"),
         ("--num-layer 3", "unknown flag --num-layer: did you mean --num-layers?"),
         ("--num-layers many", "--num-layers must be a whole number, not 'many'"),
         ("--num-layers", "--num-layers needs a value"),
