@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slime_core.doors.arithmetic import evaluate
 from slime_core.doors.models import preset, presets
 from slime_core.doors.shell_words import Line, Part, Word, commands_of, parts_of
 from slime_core.errors import ConfigError
@@ -222,7 +223,9 @@ class _Follower:
         return self._variable(part.text, path)
 
     def _output(self, command: str, path: Path) -> list[str]:
-        """What a command prints, for the two that can be known: seq, and the script's folder."""
+        """What a command prints where that can be known: arithmetic, seq, the script's folder."""
+        if command.startswith("(") and command.endswith(")"):
+            return [str(evaluate(command[1:-1], lambda name: self._variable(name, path)[0]))]
         sequence = SEQ.fullmatch(command)
         if sequence:
             numbers = [int(text) for text in sequence[1].split()]
