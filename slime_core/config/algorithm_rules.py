@@ -129,21 +129,24 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 
 
 def validate(config: RunConfig) -> str | None:
-    """The first problem of the group, as a sentence with the fix."""
+    """Every problem of the group, a sentence with its fix a line."""
     a = config.algorithm
     estimator = get_estimator(a.advantage_estimator)
-    for rule in (_estimator, _loss_type, _clip, _kl, _engine_log_probs, _on_policy):
-        problem = rule(config, a, estimator)
-        if problem:
-            return problem
-    for names, condition, words in _NEEDS:
-        if condition(a):
-            continue
-        for name in names:
-            value = getattr(a, name)
-            if value != type(a).model_fields[name].default:
-                return f"{name} {value} has an effect only {words}: set both, or leave it out"
-    return None
+    rules = (_estimator, _loss_type, _clip, _kl, _engine_log_probs, _on_policy)
+    problems = [problem for rule in rules if (problem := rule(config, a, estimator))]
+    return "\n".join([*problems, *_without_effect(a)]) or None
+
+
+def _without_effect(a: AlgorithmGroup) -> list[str]:
+    """Fields that were set and can change nothing."""
+    fields = type(a).model_fields
+    return [
+        f"{name} {getattr(a, name)} has an effect only {words}: set both, or leave it out"
+        for names, condition, words in _NEEDS
+        if not condition(a)
+        for name in names
+        if getattr(a, name) != fields[name].default
+    ]
 
 
 def _estimator(config: RunConfig, a: AlgorithmGroup, estimator: Estimator) -> str | None:

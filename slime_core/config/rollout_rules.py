@@ -11,12 +11,10 @@ WITHOUT_LABEL = ("random", "ifeval", "ifbench", "remote_rm")
 
 
 def validate(config: RunConfig) -> str | None:
-    """The first rule that is broken, as a full sentence."""
-    for rule in (_reward, _reward_options, _shaping, _sampling, _length, _tools, _custom):
-        problem = rule(config)
-        if problem:
-            return problem
-    return None
+    """Every rule that is broken, a full sentence a line."""
+    rules = (_reward, _reward_options, _shaping, _sampling, _length, _tools, _custom)
+    problems = [problem for rule in rules if (problem := rule(config))]
+    return "\n".join(problems) or None
 
 
 def _reward(config: RunConfig) -> str | None:

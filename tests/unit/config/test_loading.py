@@ -137,6 +137,12 @@ def test_a_wrong_type_in_a_file_is_named_with_the_file(tmp_path):
 def test_every_broken_rule_is_told():
     lines = refusal(SMALL, global_batch_size=7, max_tokens_per_gpu=9, eval_interval=2)
     assert len(lines.splitlines()) == 3
+    lines = refusal(
+        SMALL, eps_clip=2.0, tis_clip=3.0, opsm_delta=0.1, rm_type=None, group_rm=True
+    ).splitlines()
+    begins = ("eps_clip 2.0 would", "tis_clip 3.0 has", "opsm_delta 0.1 has", "no reward is",
+              "group_rm hands")  # fmt: skip
+    assert [line.startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 5
 
 
 def test_every_missing_field_is_named_with_its_flag():
