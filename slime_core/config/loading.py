@@ -77,18 +77,17 @@ def _extended(
 def apply_overrides(tree: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Puts single values, named without their group, over the tree."""
     groups = field_groups()
+    problems = []
     for name, value in own_names(overrides).items():
         if name in OPEN_GROUPS:
             tree = _merge(tree, {name: value})
         elif name in groups:
             tree = {**tree, groups[name]: {**tree.get(groups[name], {}), name: value}}
         else:
-            known = why_not(name, name)
-            raise (
-                ConfigError(known)
-                if known
-                else unknown_name(name, [*groups, *OPEN_GROUPS, *aliases()], "option")
-            )
+            known = [*groups, *OPEN_GROUPS, *aliases()]
+            problems.append(why_not(name, name) or str(unknown_name(name, known, "option")))
+    if problems:
+        raise ConfigError("\n".join(problems))
     return tree
 
 
@@ -128,22 +127,28 @@ def unknown_name(name: str, known: list[str], what: str) -> ConfigError:
 
 
 def _check_keys(tree: dict[str, Any], where: str) -> None:
-    known = [*RunConfig.model_fields, "extends"]
+    """Refuses every key that is unknown or stands in the wrong place, one line each."""
+    problems: list[str] = []
     for group, content in tree.items():
-        if group not in known:
-            fields = field_groups()
-            if group in fields:
-                raise ConfigError(f"{where}: {group} belongs under `{fields[group]}:`")
-            reason = why_not(str(group), str(group)) or unknown_name(str(group), known, "key")
-            raise ConfigError(f"{where}: {reason}")
-        model = group_types().get(group)
-        if model is None:
+        if group not in RunConfig.model_fields and group != "extends":
+            problems.append(_no_group(str(group)))
+        elif (model := group_types().get(group)) is None:
             continue
-        if not isinstance(content, dict):
-            raise ConfigError(f"{where}: `{group}:` must hold keys and values")
-        for key in content:
-            if key not in model.model_fields:
-                raise ConfigError(f"{where}: {_misplaced(str(key), group)}")
+        elif not isinstance(content, dict):
+            problems.append(f"`{group}:` must hold keys and values")
+        else:
+            unknown = [str(key) for key in content if key not in model.model_fields]
+            problems += [_misplaced(key, group) for key in unknown]
+    if problems:
+        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+
+
+def _no_group(name: str) -> str:
+    fields = field_groups()
+    if name in fields:
+        return f"{name} belongs under `{fields[name]}:`"
+    known = [*RunConfig.model_fields, "extends"]
+    return why_not(name, name) or str(unknown_name(name, known, "key"))
 
 
 def _misplaced(key: str, group: str) -> str:

@@ -98,6 +98,13 @@ def test_an_unknown_override_is_refused_with_the_nearest_name():
     assert refusal(SMALL, qqqq=3) == "unknown option qqqq"
 
 
+def test_every_wrong_key_is_told_at_once():
+    tree = {**SMALL, "rolout": {}, "train": {"lrr": 1, "seed": 2}, "use_wandb": True}
+    lines = refusal(tree).splitlines()
+    assert len(lines) == 4 and all(line.startswith("configuration: ") for line in lines)
+    assert len(refusal(SMALL, lrr=1, sede=2, use_wandb=True).splitlines()) == 3
+
+
 def test_overrides_over_a_group_that_is_no_group_are_refused_not_crashed():
     assert "`run:` must hold keys and values" in refusal({**SMALL, "run": None}, seed=1)
 
