@@ -33,12 +33,12 @@ def check_megatron(
     settings = findings.attempt(lambda: trainer_settings(config, device, 0, 0))
     if settings is None:
         return False
-    classes = declared_fields() if settings.megatron else {}
+    classes = declared_fields()
     for name, value in settings.megatron.items():
         one = replace(settings, megatron={name: value})
         findings.attempt(lambda s=one: resolve(s, shape, classes))
     if len(findings.problems) == before:
-        resolved = resolve(settings, shape, classes or {"": {}})
+        resolved = resolve(settings, shape, classes)
         findings.attempt(resolved.settings.check)
         if resolved.without_effect:
             listed = ", ".join(sorted(resolved.without_effect))

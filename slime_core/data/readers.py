@@ -114,7 +114,8 @@ def check_readable(path: str) -> None:
     if file.is_dir():
         raise DataError(f"{path} is a folder; name a file in it")
     if not file.exists():
-        raise DataError(f"{path}: no such file{_near(file)}")
+        shown = path if file.is_absolute() else f"{path} ({file.resolve()})"
+        raise DataError(f"{shown}: no such file{_near(file)}")
     try:
         with file.open("rb"):
             pass

@@ -51,7 +51,8 @@ def check_signature(
     """
     shown = ", ".join(name + "..." if name.endswith("=") else name for name in call)
     if not callable(function):
-        raise PluginError(f"{path} is a {type(function).__name__}; a function({shown}) is needed")
+        kind = type(function).__name__
+        raise PluginError(f"{path} is of type {kind}; a function({shown}) is needed")
     if must_be_async and not is_async(function):
         raise PluginError(f"{path} must be `async def`, since it is awaited")
     positional = [None for name in call if not name.endswith("=")]
@@ -118,7 +119,10 @@ def _file_module(file: str) -> ModuleType:
     """Runs a file as a module of its own; its folder joins the end of the import path."""
     location = Path(file).expanduser().resolve()
     if not location.is_file():
-        raise PluginError(f"{file}: no such file (looked for {location})")
+        raise PluginError(
+            f"{file}: no such file (looked for {location}; in a YAML, begin with ./ for the folder "
+            "of that YAML)"
+        )
     mark = hashlib.sha256(str(location).encode()).hexdigest()[:10]
     name = f"slime_plugin_{location.stem}_{mark}"
     if name in sys.modules:
@@ -171,7 +175,7 @@ def _attribute(module: ModuleType, dotted: str, path: str) -> Any:
         if not hasattr(value, name):
             close = nearest(name, [item for item in vars(value) if not item.startswith("_")])
             hint = f"; did you mean {close}?" if close else f"; it has {_listed(_own(value))}"
-            raise PluginError(f"{path}: {getattr(value, '__name__', value)} has no {name!r}{hint}")
+            raise PluginError(f"{path}: it has no {name!r}{hint}")
         value = getattr(value, name)
     return value
 

@@ -48,6 +48,7 @@ class Terminal:
         self._ends: deque[float] = deque(maxlen=PACE_WINDOW + 1)
         self._progress: list[str] = []
         self._now = ""
+        self._told_no_signal = False
         self._start: _Start | None = None
         self._console = Console(file=self._stream, highlight=False, soft_wrap=True, width=width)
         wanted = self._stream.isatty() if live is None else live
@@ -101,6 +102,18 @@ class Terminal:
         self._progress = self._describe(k, metrics)
         if not self._is_live:
             self.say(SEPARATOR.join(self._progress))
+        self._tell_without_signal(k, metrics)
+
+    def _tell_without_signal(self, k: int, metrics: dict[str, float]) -> None:
+        """Says once that equal rewards teach nothing: most often the reward function is wrong."""
+        reward = metrics.get("rollout/raw_reward")
+        if reward is None or metrics.get("rollout/raw_reward/std") != 0.0 or self._told_no_signal:
+            return
+        self._told_no_signal = True
+        self.say(
+            f"iteration {k}: every sample has the same reward ({reward:g}), so nothing can be "
+            "learnt from it; look at the reward function and at the responses it sees"
+        )
 
     def close(self) -> None:
         """Leaves the last line standing, or the scores where nothing was trained."""

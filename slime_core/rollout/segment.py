@@ -93,6 +93,7 @@ class SegmentLoop:
         self._work = work
         self._writer = writer
         self._reasons: Counter[str] = Counter()
+        self._said: dict[str, str] = {}
 
     async def run(
         self,
@@ -192,7 +193,7 @@ class SegmentLoop:
             else:
                 state.claimed += 1
         if outcome.verdict == DROPPED:
-            self._reasons[outcome.reason or "dropped"] += 1
+            self._count(outcome)
         if outcome.verdict == ABORTED and not any(s.response_length for s in outcome.samples):
             return ABORTED  # nothing to keep
         await self._writer.put(
@@ -201,13 +202,27 @@ class SegmentLoop:
         )  # fmt: skip
         return outcome.verdict
 
+    def _count(self, outcome: Outcome) -> None:
+        """Counts a dropped group by its reason, and logs what was first said of each."""
+        reason = outcome.reason or "dropped"
+        self._reasons[reason] += 1
+        if reason not in self._said:
+            self._said[reason] = _said_of(outcome.samples) or reason
+            log.warning("a group was dropped (%s): %s", reason, self._said[reason])
+
     def _too_many_dropped(self, kept: int) -> str:
         reason, count = (self._reasons.most_common(1) or [("dropped before", 1)])[0]
         return (
-            f"segment {self._plan.segment}: only {kept} of {self._plan.target} groups could be "
+            f"iteration {self._plan.segment}: only {kept} of {self._plan.target} groups could be "
             f"kept after {self._plan.further_per_group} further draws for each; {count} times: "
-            f"{reason} (rollout-0.log says more)"
+            f"{self._said.get(reason, reason)} (rollout-0.log says more)"
         )
+
+
+def _said_of(samples: Sequence[Sample]) -> str | None:
+    """The first grading error of a group in words."""
+    errors = (sample.metadata.get("reward_error") for sample in samples)
+    return next((error["message"] for error in errors if error), None)
 
 
 def _to_go_on(outcome: Outcome) -> Outcome:

@@ -68,6 +68,9 @@ def query(cache: NodeCache, sql: str) -> pa.Table:
             if kinds != [duckdb.StatementType.SELECT]:
                 raise ConfigError(f"{sql!r} is not one question: write a SELECT")
             return connection.sql(sql).to_arrow_table()
+        except duckdb.CatalogException as error:
+            first = str(error).splitlines()[0]
+            raise ConfigError(f"{first} The tables are {', '.join(TABLES)}") from error
         except duckdb.Error as error:
             raise ConfigError(f"the query cannot be answered: {error}") from error
 

@@ -200,7 +200,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             "grade.py:weights(args, pg_loss) does not fit: it is called as (args=..., pg_loss=...,",
             "grade.py:advantage: ",
             "has no 'advantage'; did you mean advantages?",
-            "grade.py:reduce is a int; a function(total_lengths, response_lengths,",
+            "grade.py:reduce is of type int; a function(total_lengths, response_lengths,",
         ],
     ),
     "functions of the rollout that do not fit": (

@@ -79,7 +79,7 @@ def test_a_bare_file_with_several_functions_lists_them(plugin):
         ("missing.py:f", r"missing\.py: no such file"),
         ("no_such_module_x.f", "no module named 'no_such_module_x'; install it"),
         ("json.no_such.f", "no module named 'json.no_such'"),
-        ("json:dmups", r"json has no 'dmups'; did you mean dumps\?"),
+        ("json:dmups", r"it has no 'dmups'; did you mean dumps\?"),
         ("json.", "is not an import path"),
         ("single", "is not an import path; use pkg.module:name"),
         ("", "is not an import path"),
@@ -140,7 +140,7 @@ def test_fitting_signatures(function):
         (too_few, r"p\(args\) does not fit: it is called as \(args, sample\)"),
         (too_many, "'extra'"),
         (keyword_only, "'extra'"),
-        (3, "p is a int"),
+        (3, "p is of type int"),
     ],
 )
 def test_signatures_that_do_not_fit(function, message):

@@ -141,3 +141,16 @@ def test_a_run_without_iterations_ends_with_its_scores():
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_equal_rewards_are_told_once():
+    stream = io.StringIO()
+    terminal = Terminal(4, stream, live=False)
+    for k in range(3):
+        terminal.iteration(k, {"rollout/raw_reward": 0.0, "rollout/raw_reward/std": 0.0})
+    told = [line for line in stream.getvalue().splitlines() if "same reward (0)" in line]
+    assert len(told) == 1 and told[0].startswith("iteration 0: ")
+    stream = io.StringIO()
+    terminal = Terminal(4, stream, live=False)
+    terminal.iteration(0, {"rollout/raw_reward": 0.5, "rollout/raw_reward/std": 0.5})
+    assert "same reward" not in stream.getvalue()

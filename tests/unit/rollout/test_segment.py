@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime_core.errors import EngineError, RewardError, StoreError
-from slime_core.rollout.outcome import Outcome
+from slime_core.rollout.outcome import Outcome, dropped
 from slime_core.rollout.part_writer import PartTarget, PartWriter
 from slime_core.rollout.segment import (
     FURTHER_DRAWS_PER_GROUP,
@@ -159,6 +159,19 @@ def test_drops_without_end_are_bounded_and_the_reason_is_named(backend):
         rollout.run()
     assert sum(rollout.further_calls) == FURTHER_DRAWS_PER_GROUP * TARGET
     assert counted(rollout.stored()) == {"dropped": (1 + FURTHER_DRAWS_PER_GROUP) * TARGET}
+
+
+def test_what_the_grader_said_is_told_where_nothing_can_be_graded(backend):
+    class Ungraded(Rollout):
+        async def _finish(self, samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
+            rows = (await super()._finish(samples, stopping)).samples
+            error = {"reason": "exception", "message": "mine.py:r raised ValueError: my bug"}
+            rows[1].metadata = {"reward_error": error}
+            return dropped(rows, [], "reward_error/exception")
+
+    rollout = Ungraded(backend, all_fine)
+    with pytest.raises(RewardError, match=r"\d+ times: mine\.py:r raised ValueError: my bug"):
+        rollout.run()
 
 
 def test_a_restart_goes_on_with_the_groups_that_are_missing(backend):

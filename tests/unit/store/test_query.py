@@ -134,6 +134,7 @@ def test_answers_can_be_written(cache, tmp_path):
     [
         ("SELECT nothing FROM samples", "nothing"),
         ("SELEC 1", "syntax"),
+        ("SELECT * FROM nosuch", "nosuch .*The tables are iterations, "),
         ("SELECT * FROM read_csv('/etc/hostname')", "disabled"),
         ("COPY samples TO '/tmp/x.csv'", "write a SELECT"),
         ("SELECT 1; SELECT 2", "not one question"),
