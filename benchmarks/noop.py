@@ -137,6 +137,9 @@ def train(iterations: int, workspace: Path, server: OwnServer) -> Noop:
 
         def iteration(self, k: int, metrics: dict[str, float]) -> None:
             noop.note()
+            if (k + 1) % SEGMENT == 0:
+                passed_s = noop.ended_s[-1] - noop.ended_s[0]
+                print(f"{k + 1} iterations after {passed_s:.0f} s", flush=True)
 
     choice = RunChoice(RUN_ID, False, "")
     launch = Launch(config, choice, noop, report=Report(), stages=stages_of(noop))  # type: ignore[arg-type]
