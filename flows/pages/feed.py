@@ -27,7 +27,7 @@ from slime_core.store.cache import NodeCache
 log = logging.getLogger(__name__)
 TICK_S = 2.0
 PROGRESS_S = 5.0
-PRUNE_S, PRUNE_MOST = 1.0, 10
+PRUNE_S, PRUNE_MOST = 1.0, 20
 WAITING_MOST = 200
 SOURCES = ("trainer", "rollout", "engine")
 INFO = 20

@@ -27,9 +27,9 @@ from flows.prefect_api import RUN_TAG
 EVENTS_KEPT = 50
 """Iterations whose events stay. Events are most of the bytes, and automations look at new ones."""
 BUSY_TIMEOUT_S = 20.0
-SETTLED_S = 20.0
-"""Age from which nothing more comes for an iteration: the server writes task runs and events in
-batches of five seconds."""
+SETTLED_S, EVENTS_SETTLED_S = 20.0, 10.0
+"""Ages from which nothing more comes for an iteration: the server writes task runs and events in
+batches of five seconds. An event that comes later still goes with its subflow."""
 NAMED = re.compile(r"iteration (\d{6,})")
 ENDED = """
 select child.id, child.parent_task_run_id, child.name
@@ -73,7 +73,7 @@ class OwnDatabase:
         """Subflows with their task runs, states, logs, artifacts and events; then the events of
         younger ones."""
         with closing(self._opened()) as database, _immediate(database):
-            old = _ended(database, run_id, below, most)
+            old = _ended(database, run_id, below, most, SETTLED_S)
             for flow_run, holder in old:
                 _delete_events(database, flow_run)
                 for table in ("log", "artifact"):
@@ -85,7 +85,7 @@ class OwnDatabase:
     def prune_events(self, run_id: str, below: int, most: int) -> int:
         """Deletes the events of at most `most` ended iterations that are numbered less."""
         with closing(self._opened()) as database, _immediate(database):
-            old = _ended(database, run_id, below, most, WITH_EVENTS)
+            old = _ended(database, run_id, below, most, EVENTS_SETTLED_S, WITH_EVENTS)
             for flow_run, _ in old:
                 _delete_events(database, flow_run)
             told = database.execute(TOLD, [DONE, resource_id(run_id), below, most])
@@ -132,11 +132,16 @@ class OtherServer:
 
 
 def _ended(
-    database: sqlite3.Connection, run_id: str, below: int, most: int, further: str = ""
+    database: sqlite3.Connection,
+    run_id: str,
+    below: int,
+    most: int,
+    age_s: float,
+    further: str = "",
 ) -> list[tuple[str, str]]:
     """Flow run and task run (that stands for it in its parent) of ended iterations, oldest
     first."""
-    settled = datetime.now(UTC) - timedelta(seconds=SETTLED_S)
+    settled = datetime.now(UTC) - timedelta(seconds=age_s)
     given = [f"{RUN_TAG}{run_id}", f"iteration {below:06d}", f"{settled:%Y-%m-%d %H:%M:%S.%f}"]
     found = database.execute(f"{ENDED}{further}{LIMIT}", [*given, most]).fetchall()
     return [(flow_run, holder) for flow_run, holder, name in found if NAMED.fullmatch(name)]

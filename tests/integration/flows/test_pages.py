@@ -170,6 +170,7 @@ def settled(database, runs):
 @pytest.mark.slow
 def test_old_iterations_leave_the_servers_database_and_others_stay(server, tmp_path, monkeypatch):
     monkeypatch.setattr(retention, "SETTLED_S", 0.0)
+    monkeypatch.setattr(retention, "EVENTS_SETTLED_S", 0.0)
     database = server.home / "prefect.db"
     for run_id in ("run-old", "run-other"):
         StandIn(tmp_path / run_id, run_id, num_rollout=4, evaluate_at=()).train()
