@@ -34,7 +34,8 @@ class KnownFlag:
     Attributes:
         name: as a field, without dashes; `router_*` stands for all that begin so.
         status: works, later or refused.
-        field: the field of the tree, or the open group, that takes it; empty unless it works.
+        field: the field of the tree, or the open group, that takes it; empty where nothing does,
+            and where it says what happens anyway.
         type, default: slime's, where they do not follow from the field.
         where: the test that observes the effect; what it waits for; or why it is refused.
     """
@@ -95,7 +96,7 @@ def _shown(row: KnownFlag) -> tuple[str, ...]:
     elif row.field in OPEN_GROUPS:
         group = "numeric" if row.field == "megatron" else "operational"
     where = row.where
-    if row.status == "works" and row.name != row.field:
+    if row.status == "works" and row.field not in ("", row.name):
         where = f"{row.field}; {where}"
     return (row.flag, kind, default, group, row.status, where)
 

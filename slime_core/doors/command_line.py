@@ -28,6 +28,8 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
             option = option_of(flag)
             if option is None:
                 problems.append(unknown(flag, parser, more_flags()))
+            elif option.place == "already":
+                option.read(texts)
             elif option.place:
                 groups[option.place][option.name] = option.read(texts)
             else:

@@ -18,6 +18,14 @@ from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import known_names, option_type, place_of
 
 Many = Literal["none", "one", "many"]
+SWITCHES = ("use_fault_tolerance",)
+"""What slime switches on and what is always on here."""
+# Values of slime's flags that say what happens anyway; all others of these flags are answered.
+ALREADY = {
+    "train_backend": "megatron",
+    "update_weight_mode": "full",
+    "update_weights_interval": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -25,14 +33,15 @@ class Option:
     """Where a flag belongs and how its values are read.
 
     Attributes:
-        place: "megatron", "sglang", or "" for another name of a field.
+        place: "megatron", "sglang", "" for another name of a field, or "already" for what happens
+            anyway.
         name: with underscores, without prefix.
         many: whether it takes no value, one or all that follow.
         type: of a Megatron option.
         value: what the bare flag means.
     """
 
-    place: Literal["megatron", "sglang", ""]
+    place: Literal["megatron", "sglang", "already", ""]
     name: str
     many: Many
     type: Any = str
@@ -53,6 +62,10 @@ class Option:
             return True
         if not texts:
             raise ConfigError(f"{flag} needs a value")
+        if self.place == "already":
+            if texts != [self.type]:
+                raise ConfigError(why_not(self.name) or f"{flag} can only be {self.type}")
+            return texts[0]
         read = _sglang_value if self.place == "sglang" else _reader(self.type)
         if self.many == "many":
             return [read(flag, text) for text in texts]
@@ -75,6 +88,10 @@ def option_of(flag: str) -> Option | None:
     name = flag.removeprefix("--").replace("-", "_")
     if name in aliases():
         return Option("", name, "one")
+    if name in ALREADY:
+        return Option("already", name, "one", ALREADY[name])
+    if name in SWITCHES:
+        return Option("already", name, "none")
     if reason := why_not(name) or why_not(name.removeprefix("no_"), flag):
         raise ConfigError(reason)
     if flag.startswith(SGLANG_PREFIX):

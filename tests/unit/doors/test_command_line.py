@@ -74,7 +74,7 @@ def test_lists_of_sglang_take_all_that_follows():
     ("arguments", "sentence"),
     [
         ("--use-wandb", "--use-wandb is not there yet, it waits for: a W&B sink"),
-        ("--train-backend fsdp", "--train-backend is refused: Megatron-core is the trainer"),
+        ("--train-backend fsdp", "--train-backend is refused: Megatron-core is the"),
         ("--data-path x", "--data-path is refused: loads pre-training data; prompts come from"),
         ("--router-policy x", "--router-policy is not there yet, it waits for: SGLang's router"),
         ("--no-offload-train", "--no-offload-train is not there yet, it waits for: giving memory"),
@@ -92,6 +92,12 @@ def test_lists_of_sglang_take_all_that_follows():
 def test_each_flag_that_cannot_be_taken_is_answered_by_what_it_is(arguments, sentence):
     (line,) = refused(*arguments.split())
     assert line.startswith(sentence)
+
+
+def test_what_happens_anyway_may_be_said():
+    line = "--train-backend megatron --update-weight-mode full --update-weights-interval 1"
+    assert overrides(*line.split(), "--use-fault-tolerance", "--seed", "3") == {"seed": "3"}
+    assert "asynchronous training" in refused("--update-weights-interval", "2")[0]
 
 
 def test_all_of_them_are_answered_at_once():
