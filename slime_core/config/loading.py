@@ -44,22 +44,38 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if real in seen:
         circle = " -> ".join(map(str, [*seen[seen.index(real) :], real]))
         raise ConfigError(f"{path}: `extends` goes in a circle: {circle}")
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such configuration file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read, it is not a text file (UTF-8)") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}{yaml_fault(error)}") from error
+    tree = _read_yaml(path, "configuration file")
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must hold groups such as `run:` and `data:`")
     tree = own_names_in_tree(tree)
     _check_keys(tree, str(path))
     tree = _absolute_paths(tree, path.parent)
     return _extended(tree, path.parent, str(path), (*seen, real))
+
+
+def _read_yaml(path: Path, what: str) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such {what}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read, it is not a text file (UTF-8)") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}{yaml_fault(error)}") from error
+
+
+def _with_custom_file(tree: dict[str, Any]) -> dict[str, Any]:
+    """Puts the content of a YAML file for its path, as slime's --custom-config-path names it."""
+    rollout = tree.get("rollout")
+    if not isinstance(rollout, dict) or not isinstance(rollout.get("custom_config"), str):
+        return tree
+    path = Path(rollout["custom_config"])
+    content = _read_yaml(path, "file for custom_config")
+    if not isinstance(content, dict):
+        raise ConfigError(f"custom_config {path}: must hold keys and values")
+    return {**tree, "rollout": {**rollout, "custom_config": content}}
 
 
 def _extended(
@@ -99,6 +115,7 @@ def build_config(tree: dict[str, Any], file: str = "", given: Collection[str] = 
         given: names of fields whose values came from elsewhere (flags, a form).
     """
     _check_keys(tree, "configuration")
+    tree = _with_custom_file(tree)
     needed = {name: {} for name, info in RunConfig.model_fields.items() if info.is_required()}
     try:
         return RunConfig.model_validate(needed | {k: v for k, v in tree.items() if k != "extends"})

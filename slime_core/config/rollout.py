@@ -54,7 +54,8 @@ class RolloutGroup(Group):
     tool_timeout_s: Operational[float] = Field(default=30.0, gt=0)
     """Deadline of one tool call."""
     custom_config: Numeric[dict[str, Any]] = Field(default_factory=dict)
-    """Further settings for custom functions; they read them as args.NAME."""
+    """Further settings for custom functions, which read them as args.NAME; or the path of a YAML
+    file that holds them."""
     over_sampling_batch_size: Numeric[int | None] = Field(default=None, ge=1)
     """Prompts begun at once, and again where filters left too few; default rollout_batch_size."""
     dynamic_sampling_filter_path: Numeric[str | None] = None

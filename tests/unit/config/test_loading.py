@@ -7,6 +7,7 @@ import yaml
 
 from slime_core.config.loading import load_config
 from slime_core.errors import ConfigError
+from slime_core.plugins.args_view import ArgsView
 from tests.unit.config.trees import SMALL, small
 
 
@@ -96,6 +97,19 @@ def test_an_unknown_override_is_refused_with_the_nearest_name():
         "unknown option rollout_batchsize: did you mean rollout_batch_size?"
     )
     assert refusal(SMALL, qqqq=3) == "unknown option qqqq"
+
+
+def test_settings_of_custom_functions_may_stand_in_a_file(tmp_path):
+    path = write(tmp_path / "own.yaml", {"depth": 3, "urls": ["a"]})
+    config = load_config(SMALL, {"custom_config_path": str(path)})
+    args = ArgsView(config)
+    assert (args.depth, args.urls) == (3, ["a"])
+    tree = {**SMALL, "rollout": {**SMALL["rollout"], "custom_config": "./own.yaml"}}
+    assert load_config(write(tmp_path / "run.yaml", tree), {}).rollout == config.rollout
+    assert "none.yaml: no such file for" in refusal(SMALL, custom_config_path="none.yaml")
+    clash = write(tmp_path / "clash.yaml", {"lr": 3})
+    assert "custom_config holds lr" in refusal(SMALL, custom_config=str(clash))
+    assert "must hold keys and values" in refusal(SMALL, custom_config=str(write(path, [1])))
 
 
 def test_every_wrong_key_is_told_at_once():
