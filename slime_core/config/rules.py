@@ -19,6 +19,7 @@ def validate(config: RunConfig) -> None:
         _eval,
         rollout_rules.validate,
         _sizes,
+        _engines,
         _engine_size,
         _named_options,
     )
@@ -83,7 +84,11 @@ def _sizes(config: RunConfig) -> str | None:
     ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
     if ranks != 1:
         return f"{ranks} trainer ranks were asked for, but one rank is what works so far: use 1"
-    if cluster.rollout_num_gpus_per_engine != 1:
+    return None
+
+
+def _engines(config: RunConfig) -> str | None:
+    if config.cluster.rollout_num_gpus_per_engine != 1:
         return "engines over several GPUs are not there yet: set rollout_num_gpus_per_engine to 1"
     return None
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.aliases import MEGATRON_MARK, own_names
-from slime_core.config.fields import OPEN_GROUPS, field_groups, field_info
+from slime_core.config.fields import OPEN_GROUPS, field_info, group_types
 from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.config.loading import build_config
 from slime_core.config.tree import RunConfig
@@ -119,15 +119,13 @@ def _is_megatron(folder: str) -> bool:
 
 
 def _tree(values: dict[str, Any], name: str) -> dict[str, Any]:
-    groups = field_groups()
     tree: dict[str, Any] = {}
     for group in RunConfig.model_fields:
-        found = (
-            dict(values.get(group, {}))
-            if group in OPEN_GROUPS
-            else {key: _typed(key, value) for key, value in values.items()
-                  if groups.get(key) == group}
-        )  # fmt: skip
+        if group in OPEN_GROUPS:
+            found = dict(values.get(group, {}))
+        else:
+            fields = group_types()[group].model_fields
+            found = {key: _typed(key, values[key]) for key in fields if key in values}
         if group == "run":
             found = {"run_name": name, **found}
         if found:
