@@ -77,6 +77,7 @@ class _Follower:
         self._notes: list[str] = []
         self._others: list[str] = []
         self._exported: list[str] = []
+        self._following: list[Path | str] = []
 
     def script(self, path: Path) -> Script:
         self._follow(path, _text_of(path), path)
@@ -88,14 +89,16 @@ class _Follower:
         script = self._found[0][1]
         others = [f"not read: {', '.join(self._others)}"] if self._others else []
         if self._exported:
-            self._notes.append(
-                f"environment: export it where you start: {', '.join(self._exported)}"
-            )
+            names = ", ".join(self._exported)
+            self._notes.append(f"environment: export it where you start: {names}")
         script.notes = [*self._notes, *others]
         return script
 
     def _follow(self, shown: Path | str, text: str, path: Path) -> None:
         """Runs over the commands of one file."""
+        if shown in self._following:
+            raise ConfigError(f"{shown} sources itself")
+        self._following.append(shown)
         open_blocks: list[str] = []
         for line in _read_commands(shown, text):
             if line.words[0].plain in ("then", "else", "do"):
@@ -112,21 +115,21 @@ class _Follower:
             where = f"line {line.number} of {Path(shown).name}"
             if line.words and word not in IGNORED:
                 self._command(line, where, path, inside=bool(open_blocks))
+        self._following.pop()
 
     def _command(self, line: Line, where: str, path: Path, *, inside: bool) -> None:
         words = list(line.words)
         if words[0].plain in DECLARING:
-            exports = words[0].plain == "export"
-            words = [word for word in words[1:] if not word.plain.startswith("-")]
-            words = [word for word in words if ASSIGNMENT.match(word.plain)]
-            if exports:
-                self._exported += [ASSIGNMENT.match(word.plain)[1] for word in words]  # type: ignore[index]
+            declared = [word for word in words[1:] if ASSIGNMENT.match(word.plain)]
+            if words[0].plain == "export":
+                self._exported += [word.plain.partition("=")[0].rstrip("+") for word in declared]
+            words = declared
         while words and ASSIGNMENT.match(words[0].plain):
             self._assign(words.pop(0), where, path, inside=inside)
         if not words:
             return
         name = words[0].plain
-        if name in ("source", ".") and len(words) > 1:
+        if name in ("source", ".") and len(words) > 1 and not inside:
             self._source(words[1], where, path)
         elif any(_is_entry(word) for word in words):
             self._train(words, where, path, inside=inside)
@@ -158,7 +161,13 @@ class _Follower:
 
     def _source(self, word: Word, where: str, path: Path) -> None:
         """Follows another file: as it is named, beside the script, or our preset of its name."""
-        name = self._joined(word.parts, path)
+        try:
+            name = self._joined(word.parts, path)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if not name.endswith(".sh"):
+            self._others.append(f"source {name} ({where})")
+            return
         for candidate in (Path(name), path.parent / name):
             if candidate.is_file():
                 self._follow(candidate, _text_of(candidate), candidate)

@@ -101,6 +101,12 @@ def test_the_command_may_stand_behind_a_job_submission(tmp_path):
         ("python train.py\npython train.py", "train.py is started at line 1 of run.sh, line 2 of"),
         ("source models/none.sh\npython train.py", "models/none.sh is not there, and no preset"),
         ("source models/glm4-9B.sh\npython train.py", "glm4-9B is not there yet, it waits for"),
+        (
+            "if x; then\nsource models/qwen3-4B.sh\nfi\npython train.py ${MODEL_ARGS[@]}",
+            "$MODEL_ARGS has no value",
+        ),
+        ("source $WHERE/a.sh\npython train.py", "line 1 of run.sh: $WHERE has no value"),
+        ("source run.sh\npython train.py", "run.sh sources itself"),
         ("A=(\n1\npython train.py", "line 1: ( is never closed"),
         ('A="x\npython train.py', 'line 1: " is never closed'),
         ("python train.py ${A", "line 1: { is never closed"),
@@ -110,6 +116,13 @@ def test_what_cannot_be_known_is_named_with_its_line(text, sentence, tmp_path):
     with pytest.raises(ConfigError) as error:
         arguments_of(tmp_path, text)
     assert sentence in str(error.value)
+
+
+def test_what_makes_the_shell_comfortable_is_not_read(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("source venv/bin/activate\n. ~/.bashrc\npython train.py --seed 1")
+    (note,) = read_script(path, {}).notes
+    assert "source venv/bin/activate (line 1 of run.sh), source ~/.bashrc (line 2" in note
 
 
 def test_nothing_is_run(tmp_path):
