@@ -1,9 +1,12 @@
 """Launch scripts are read as bash would expand them; what only a run would show is an error."""
 
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slime_core.doors.script import read_script
 from slime_core.errors import ConfigError
@@ -129,3 +132,23 @@ def test_nothing_is_run(tmp_path):
     text = f"touch {tmp_path}/made\nA=$(touch {tmp_path}/made)\n`touch {tmp_path}/made`\n"
     assert arguments_of(tmp_path, text + "python train.py --seed 1") == ["--seed", "1"]
     assert not (tmp_path / "made").exists()
+
+
+TOKENS = r"""
+    A= A $A ${A } ${A[@]} ${A:- $( ) ( ' " \ ; | > <<E E if fi then source x.sh export += $(( )) 1 {
+    ` # python train.py --seed = && $ for done
+"""
+PIECES = [*TOKENS.split(), " ", "\n", "seq 2"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=20).map("".join)
+    | st.lists(st.sampled_from(PIECES), max_size=20).map(" ".join)
+    | st.text(max_size=40)
+)
+def test_any_text_is_read_or_refused_with_an_error_of_ours(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "any.sh"
+    path.write_text(text + "\npython train.py --seed 1", encoding="utf-8")
+    with suppress(ConfigError):
+        assert read_script(path, {}).entry == "train.py"
