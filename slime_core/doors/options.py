@@ -136,7 +136,7 @@ def _reader(kind: Any) -> Any:
     members = _members(kind)
 
     def read(flag: str, text: str) -> Any:
-        if text.lower() == "none":
+        if text.lower() == "none" and Literal not in members:  # it may be one of the choices
             return None
         for plain, words in ((int, "a whole number"), (float, "a number")):
             if plain not in members:

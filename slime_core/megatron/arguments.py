@@ -8,15 +8,14 @@ can make it without importing Megatron; the trainer asks the classes themselves.
 from __future__ import annotations
 
 import dataclasses
-import enum
-import types
 import typing
 from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
-from slime_core.megatron.declared import Dtype, declared_fields
+from slime_core.megatron.declared import declared_fields
+from slime_core.megatron.option_types import check_type
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.near import nearest
 
@@ -258,7 +257,7 @@ def check_names(options: Mapping[str, Any], classes: Fields | None = None) -> No
                     f"{_FIXED[name]!r} only"
                 )
         elif name not in _FROM_MODEL and name not in _WITHOUT_EFFECT:
-            _check_type(given, value, _type_of(name, classes))
+            check_type(given, value, _type_of(name, classes))
 
 
 def resolve(
@@ -333,34 +332,6 @@ def _type_of(name: str, classes: Fields | None) -> Any:
         if name in fields:
             return fields[name]
     return Any
-
-
-def _check_type(given: str, value: Any, expected: Any) -> None:
-    if not _fits(value, expected):
-        shown = getattr(expected, "__name__", str(expected).replace("typing.", ""))
-        raise ConfigError(f"megatron option {given!r} must be {shown}, not {value!r}")
-
-
-def _fits(value: Any, expected: Any) -> bool:
-    origin = typing.get_origin(expected)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, member) for member in typing.get_args(expected))
-    if origin is typing.Literal:
-        return value in typing.get_args(expected)
-    if expected is type(None) or expected is None:
-        return value is None
-    if expected is bool or expected is int:
-        return type(value) is expected
-    if expected is float:
-        return type(value) in (int, float)
-    if expected is str or expected is list or origin is list:
-        return isinstance(value, expected if origin is None else list)
-    if isinstance(expected, type) and issubclass(expected, enum.Enum):
-        return isinstance(value, str) and value in expected.__members__
-    of_torch = getattr(expected, "__module__", "") == "torch" and expected.__name__ == "dtype"
-    if of_torch or expected is Dtype:
-        return value in ("float32", "float16", "bfloat16", "uint8")
-    return True
 
 
 def _value_for(expected: Any, value: Any) -> Any:

@@ -94,6 +94,16 @@ def test_each_flag_that_cannot_be_taken_is_answered_by_what_it_is(arguments, sen
     assert line.startswith(sentence)
 
 
+def test_choices_are_taken_by_name_and_told():
+    options = overrides("--cuda-graph-impl", "none", "--lr-decay-style", "cosine")["megatron"]
+    assert options == {"cuda_graph_impl": "none", "lr_decay_style": "cosine"}
+    check_names(options)
+    with pytest.raises(ConfigError, match="must be one of constant, linear, cosine, inverse-squ"):
+        check_names({"lr_decay_style": "cos"})
+    with pytest.raises(ConfigError, match="'exp_avg_dtype' must be one of float32, float16, bf"):
+        check_names({"exp_avg_dtype": "fp32"})
+
+
 def test_what_happens_anyway_may_be_said():
     line = "--train-backend megatron --update-weight-mode full --update-weights-interval 1"
     assert overrides(*line.split(), "--use-fault-tolerance", "--seed", "3") == {"seed": "3"}
