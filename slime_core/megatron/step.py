@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 
 from slime_core.algorithms.log_probs import log_probs_and_entropy
@@ -94,6 +95,9 @@ class PolicySteps:
                 log-probs where `old` are the engine's) and `ref` (of the reference).
         """
         totals = step_totals(rows, batch.rollout_ids, batch.mask_sums)
+        correct = _correct(batch, rows)
+        if correct is not None:
+            columns = {**columns, "correct": torch.from_numpy(correct).to(self.passes.device)}
         loss = partial(self._loss, objective, totals, batch)
         whole = "response" if self.hooks.read_all_tokens else "trained"
         return collect(self.passes, batch, rows, columns, totals, loss, whole)
@@ -217,6 +221,8 @@ def _means(
     columns = micro.columns
     means = {"rollout/log_probs": current, "rollout/entropy": entropy.detach()}
     means |= {metric: columns[name] for name, metric in COLUMN_MEANS.items() if name in columns}
+    if "correct" in columns:
+        means["rollout/correct_entropy"] = entropy.detach() * columns["correct"]
     if "teacher" in columns:
         means["rollout/opd_reverse_kl"] = old - columns["teacher"]
     report = token_means(means, micro.mask, totals)
@@ -224,6 +230,19 @@ def _means(
         gap = masked(train - columns["rollout"], micro.mask).abs()
         report[LARGEST] = gap.max().double() if gap.numel() else report["rollout/log_probs"] * 0
     return report
+
+
+def _correct(batch: TrainBatch, rows: Sequence[int]) -> np.ndarray | None:
+    """float32 [sum R]: weights that make a mean over the step's trained tokens one over those of
+    its correct responses (raw reward 1); None where it has none."""
+    index = np.asarray(rows, dtype=np.int64)
+    right = np.zeros(batch.num_rows, dtype=np.float32)
+    right[index] = batch.raw_rewards[index] == 1
+    trained = batch.mask_sums
+    count = float((right * trained).sum())
+    if not count:
+        return None
+    return (right * (trained[index].sum() / count)).astype(np.float32)[batch.response_rows]
 
 
 def collect(

@@ -32,7 +32,6 @@ from slime_core.stages.rows import (
     raw_rewards,
     reward_errors,
     reward_values,
-    turn_counts,
 )
 from slime_core.store.batch import Batch, BatchContent, BatchGroup, put_batch, read_batch
 from slime_core.store.columnar import SampleBatch
@@ -224,9 +223,6 @@ def rollout_metrics(
         "rollout/truncated_ratio": status.count(Status.TRUNCATED.value) / len(status),
         "rollout/zero_std_groups": float(groups.constant.sum()),
     }
-    turns = [count for batch in chosen for count in turn_counts(batch)]
-    if turns:
-        found["rollout/round_number"] = float(np.mean(turns))
     return found | _group_counts(counts) | _reward_metrics(chosen)
 
 

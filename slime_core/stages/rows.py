@@ -93,8 +93,10 @@ def reward_values(rows: SampleBatch) -> list[dict[str, float]]:
     ]
 
 
-def turn_counts(rows: SampleBatch) -> list[int]:
-    """Turns of each row that says how many it had (metadata round_number)."""
-    texts = [text for text in rows.texts("metadata") if text and '"round_number"' in text]
-    found = (json.loads(text).get("round_number") for text in texts)
-    return [count for count in found if isinstance(count, int)]
+def turn_counts(rows: SampleBatch) -> list[int | None]:
+    """[rows] turns of each row (metadata round_number); None where it does not say."""
+    counts: list[int | None] = []
+    for text in rows.texts("metadata"):
+        told = json.loads(text).get("round_number") if text and '"round_number"' in text else None
+        counts.append(told if isinstance(told, int) else None)
+    return counts

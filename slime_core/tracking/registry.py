@@ -36,6 +36,14 @@ METRICS = (
     Metric("rollout/reward/{entry}", "reward", "mean of one entry of dict rewards"),
     Metric("rollout/reward_error/{reason}", "samples", "samples that could not be graded"),
     Metric("rollout/round_number", "turns", "turns of a multi-turn rollout"),
+    Metric("rollout/correct_length/{percentile}", "tokens", "responses of reward 1, percentiles"),
+    Metric(
+        "rollout/correct_entropy", "nats", "mean entropy of the tokens of responses of reward 1"
+    ),
+    Metric("multi_turn/multi_turn_metric/round_number_{statistic}", "turns", "turns of a rollout"),
+    Metric("multi_turn/raw_response_length/{statistic}", "tokens", "responses, all turns"),
+    Metric("multi_turn/wo_obs_response_length/{statistic}", "tokens", "the same, trained tokens"),
+    Metric("passrate/pass@{k}", "share", "chance that k of a group's rollouts hold a reward of 1"),
     Metric("rollout/reward_shaping", "reward", "what shaping by length added to the mean reward"),
     Metric("rollout/log_probs", "nats", "mean log-prob of the trained tokens under the trainer"),
     Metric("rollout/rollout_log_probs", "nats", "the same as the engine reported it"),

@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from slime_core.batching.types import TrainBatch
+from tests.integration.megatron import models
+from tests.integration.megatron.algorithm_runs import near_policy
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(Path(__file__).parent))  # spawned processes inherit it and find jobs.py
@@ -67,3 +72,36 @@ def in_fresh_process() -> Iterator[Callable[..., Any]]:
 def shipped_model() -> str:
     """The model that the quickstart ships."""
     return str(ROOT / "configs" / "quickstart" / "model")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("algorithms")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> str:
+    return models.save_random_model(folder / "m", "qwen3", True)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path, model: str) -> str:
+    """The model with other weights, not far away."""
+    own = models.load_model(model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    own.save_pretrained(folder / "reference")
+    return str(folder / "reference")
+
+
+@pytest.fixture(scope="module")
+def batch(model: str) -> TrainBatch:
+    """One step, engine log-probs near the model's own."""
+    return near_policy(model, models.random_batch(models.VOCAB))
+
+
+@pytest.fixture(scope="module")
+def two_steps(model: str) -> TrainBatch:
+    return near_policy(model, models.random_batch(models.VOCAB, steps=2))

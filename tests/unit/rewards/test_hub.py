@@ -3,14 +3,12 @@ import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-import numpy as np
 import pytest
 
-from slime_core.errors import ConfigError, PluginError, RewardError
-from slime_core.rewards.hub import RewardHub, RewardSettings, settle
+from slime_core.errors import ConfigError, PluginError
+from slime_core.rewards.hub import RewardHub, RewardSettings
 from slime_core.rewards.remote import RemoteGrader, RemoteSettings
-from slime_core.rewards.result import Score, ScoreFailure, to_result
-from slime_core.rewards.text import label_values, strip_end_tokens
+from slime_core.rewards.result import Score
 from slime_core.sample import Sample
 
 
@@ -271,54 +269,6 @@ def test_boxed_prefix_grades_what_stands_in_the_box(response, number):
 def test_random_gives_both_values():
     results = score_group([Sample()] * 64, rm_type="random")
     assert {result.number for result in results} == {0.0, 1.0}
-
-
-@pytest.mark.parametrize(
-    "value", [1, True, 0.5, np.float32(0.5), np.int64(3), np.array(0.25), np.bool_(True)]
-)
-def test_numbers_of_all_kinds_become_floats(value):
-    result = to_result(value, "d", None, "g")
-    assert type(result.number) is float and result.number == float(value)
-
-
-@pytest.mark.parametrize("value", ["1", None, [1.0], np.array([1.0]), 1j, object()])
-def test_what_is_no_number_is_never_a_zero(value):
-    assert to_result(value, "d", None, "g").reason == "not_a_number"
-
-
-def test_what_is_not_finite_is_refused():
-    for value in (float("nan"), float("-inf"), np.float64("nan"), 10**400):
-        assert to_result(value, "d", None, "g").reason == "non_finite"
-
-
-FAILURE = ScoreFailure("timeout", "took too long", "d")
-
-
-def test_policies_for_failures():
-    masked, zero, dropped = Sample(), Sample(), Sample(metadata={"k": 1})
-    assert settle(masked, FAILURE) and settle(zero, FAILURE, "zero")
-    assert not settle(dropped, FAILURE, "drop")
-    assert (masked.reward, masked.remove_sample) == (0.0, True)
-    assert (zero.reward, zero.remove_sample) == (0.0, False)
-    assert dropped.reward is None
-    for sample in (masked, zero, dropped):
-        assert sample.metadata["reward_error"]["reason"] == "timeout"
-    with pytest.raises(RewardError, match=r"took too long \(timeout\)"):
-        settle(Sample(), FAILURE, "fail")
-    with pytest.raises(ConfigError, match="mask, zero, drop or fail"):
-        settle(Sample(), FAILURE, "ignore")
-    good = Sample()
-    assert settle(good, Score({"a": 1.0}, 1.0, "d"), "fail") and good.reward == {"a": 1.0}
-
-
-def test_labels_with_several_answers():
-    assert label_values('["a", 4]') == ["a", "4"]
-    assert label_values("[0, 1)") == ["[0, 1)"]
-    assert label_values("x") == ["x"]
-
-
-def test_end_tokens_are_stripped_as_often_as_they_come():
-    assert strip_end_tokens("a </s> <|im_end|>\n</s>") == "a"
 
 
 @pytest.fixture

@@ -195,6 +195,12 @@ def test_metrics_describe_the_rows_that_are_trained(tmp_path):
         "rollout/total_lengths/max": 13.0,
         "rollout/trained_tokens": 16.0,
         "rollout/repetition_frac": 0.0,
+        "rollout/correct_length/p25": 4.75,  # of 3 and 10 tokens, the right answers
+        "rollout/correct_length/p50": 6.5,
+        "rollout/correct_length/p75": 8.25,
+        "rollout/correct_length/p100": 10.0,
+        "passrate/pass@1": 0.5,
+        "passrate/pass@2": 0.5,
     }
 
 
@@ -249,11 +255,44 @@ def test_each_key_of_dict_rewards_is_a_metric(tmp_path):
 
 
 def test_turns_are_counted_where_rows_say_how_many(tmp_path):
-    group = rows(0, 0, 1, 0, 1)
-    for count, sample in enumerate(group.samples, 1):
+    samples = [finished_sample(0, i, length=length) for i, length in enumerate((2, 4, 6, 12))]
+    for count, sample in enumerate(samples, 1):
         sample.metadata = sample.metadata | {"round_number": count}
-    content = packed(lab(tmp_path), [group, group_rows(1)])
-    assert content.metrics["rollout/round_number"] == 2.5
+        sample.reward = 0.0
+        sample.loss_mask = [1, *[0] * (sample.response_length - 1)]  # the rest a tool answered
+    group = replace(group_rows(0), samples=samples)
+    metrics = packed(lab(tmp_path), [group, group_rows(1)]).metrics
+    assert metrics["rollout/round_number"] == 2.5
+    found = {k: v for k, v in metrics.items() if k.startswith("multi_turn/")}
+    expected = {
+        "multi_turn_metric/round_number_": (2.5, 2.5, 4.0, 1.0),
+        "raw_response_length/": (6.0, 5.0, 12.0, 2.0),
+        "wo_obs_response_length/": (1.0, 1.0, 1.0, 1.0),
+    }
+    statistics = ("mean", "median", "max", "min")
+    assert found == {
+        f"multi_turn/{name}{statistic}": value
+        for name, values in expected.items()
+        for statistic, value in zip(statistics, values, strict=True)
+    }
+
+
+def test_pass_rates_are_of_rollouts_that_could_be_graded(tmp_path):
+    first, second = rows(0, 1.0, 1.0, 0.0, 0.5, 0.0), ungraded(rows(1, 1.0, 0.0, 0.0), 2)
+    for sibling in first.samples[:2]:
+        sibling.rollout_id = 7  # one try in two rows
+    metrics = packed(lab(tmp_path, num_steps_per_rollout=1), [first, second]).metrics
+    found = {k: v for k, v in metrics.items() if k.startswith("passrate/")}
+    # One of four and one of two: 1/4 and 1/2, 1 - C(3, 2) / C(4, 2) and 1; four tries has one.
+    assert found == pytest.approx(
+        {"passrate/pass@1": 0.375, "passrate/pass@2": 0.75, "passrate/pass@4": 1.0}
+    )
+
+
+def test_without_a_right_answer_there_is_no_length_of_right_ones(tmp_path):
+    metrics = packed(lab(tmp_path), [rows(0, 0.0, 0.9), rows(1, 2.0, -1.0)]).metrics
+    assert not [name for name in metrics if name.startswith("rollout/correct_length")]
+    assert metrics["passrate/pass@2"] == 0.0
 
 
 def test_spare_groups_fill_a_batch_and_filtered_ones_are_counted_by_reason(tmp_path):
