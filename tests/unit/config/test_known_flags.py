@@ -9,6 +9,7 @@ import pytest
 
 from slime_core.config.fields import OPEN_GROUPS, field_groups
 from slime_core.config.known_flags import COLUMNS, known_flags, table, why_not
+from slime_core.doors.options import SWITCHES
 
 ROOT = Path(__file__).parents[3]
 ROWS = list(known_flags().values())
@@ -61,3 +62,8 @@ def test_the_published_table_is_made_from_this_one():
         published = [tuple(row) for row in csv.reader(file)]
     again = "python -m slime_core.config.known_flags > docs/flags.csv"
     assert published == [COLUMNS, *table()], f"made anew by: {again}"
+
+
+def test_what_works_without_a_field_is_what_happens_anyway():
+    always = {row.name for row in ROWS if row.status == "works" and not row.field}
+    assert always == set(SWITCHES)

@@ -106,7 +106,9 @@ def test_choices_are_taken_by_name_and_told():
 
 def test_what_happens_anyway_may_be_said():
     line = "--train-backend megatron --update-weight-mode full --update-weights-interval 1"
-    assert overrides(*line.split(), "--use-fault-tolerance", "--seed", "3") == {"seed": "3"}
+    assert overrides(*line.split(), "--use-fault-tolerance", "--log-passrate", "--seed", "3") == {
+        "seed": "3"
+    }
     assert "asynchronous training" in refused("--update-weights-interval", "2")[0]
 
 
