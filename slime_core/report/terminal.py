@@ -71,7 +71,7 @@ class Terminal:
         """Begins to show which of these parts are waited for."""
         self._start = _Start(parts)
         if not self._is_live:
-            self.say(f"starting {', '.join(parts)} (about 15 s)")
+            self.say(f"starting {', '.join(parts)}")
 
     def up(self, part: str) -> None:
         """A part has come up."""

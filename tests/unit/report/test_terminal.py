@@ -117,7 +117,7 @@ def test_a_start_says_what_it_waits_for(monkeypatch):
     terminal.up("engines")
     assert terminal.line().startswith("starting, 9 s: bringing trainer and engines")
     assert stream.getvalue().splitlines() == [
-        "starting Ray, trainer, engines (about 15 s)",
+        "starting Ray, trainer, engines",
         "  Ray up after 6 s",
         "  trainer up after 9 s",
         "  engines up after 9 s",
