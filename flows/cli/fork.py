@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from flows.cli.stored import open_root, open_run, parser, root_url, show
+from flows.cli.stored import open_root, open_run, parser, place_flags, root_url, show
 from slime_core.config.flags import parse
 from slime_core.errors import ConfigError
 from slime_core.run.fork import CHANGEABLE, fork_run, refuse_fork
@@ -30,5 +30,5 @@ def main(arguments: list[str]) -> int:
     fork = fork_run(root, source, target, run_id=new, at=options.at, changes=changes)
     show([vars(fork)], options.json)
     if not options.json:
-        print(f"train it with: slime train CONFIG.yaml --run-id {options.run_id}")
+        print(f"train it with: slime train CONFIG.yaml --run-id {new}{place_flags(options)}")
     return 0

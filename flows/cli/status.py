@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.cli.stored import root_url, show
+from flows.cli.stored import is_folder, root_url, show
 from flows.services import processes, stack
 from flows.services.runs import live_runs
 from slime_core.config.flags import FlagParser, parse
@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     lines = [_line(workspace, name) for name in (stack.SERVER, stack.MLFLOW, stack.WORKER)]
     show(lines, as_json=options.json)
     url = root_url(options)
-    there = "://" in url or Path(url).is_dir()
-    runs = live_runs(open_backend(url), url) if there else []
+    there = "://" in url or is_folder(Path(url))
+    runs = live_runs(open_backend(url, read_only=True), url) if there else []
     if not options.json:
         print("" if runs else "\nno run is alive")
     show(

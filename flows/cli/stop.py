@@ -6,10 +6,11 @@ import os
 import signal
 from pathlib import Path
 
-from flows.cli.stored import open_run, parser
+from flows.cli.stored import open_root, open_run, parser, place_flags, root_url
 from flows.services.runs import LiveRun, live_run
 from slime_core.config.flags import parse
 from slime_core.errors import DeadlineError, SlimeError
+from slime_core.run.overview import state_of
 from slime_core.run.paths import RunPaths
 from slime_core.run.stop_request import ask
 from slime_core.store.backend import Backend
@@ -17,6 +18,7 @@ from slime_core.waits import poll
 
 STOP_TIMEOUT_S = 30.0
 ITERATION_TIMEOUT_S = 3600.0
+ENDS = {"stopped": "has stopped already", "finished": "has finished", "killed": "was killed"}
 
 
 class StopError(SlimeError):
@@ -36,7 +38,8 @@ def main(arguments: list[str]) -> int:
     run_id, cache = open_run(options)
     live = live_run(cache.backend, run_id)
     if live is None:
-        print(f"run {run_id} does not run")
+        state = state_of(open_root(options), root_url(options), run_id)
+        print(f"run {run_id} does not run: it {ENDS.get(state, f'is {state}')}")
         return 0
     if not live.here:
         raise StopError(
@@ -49,7 +52,7 @@ def main(arguments: list[str]) -> int:
         os.kill(live.owner.pid, signal.SIGTERM)
         limit_s = options.timeout_s or STOP_TIMEOUT_S
     _wait(cache.backend, live, limit_s)
-    print(f"run {run_id} stopped; `slime resume {run_id}` goes on")
+    print(f"run {run_id} stopped; `slime resume {run_id}{place_flags(options)}` goes on")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import Backend, join_url, open_backend
 from slime_core.store.cache import NodeCache
 
+WORKSPACE = "runs"
+
 
 def parser(name: str, about: str | None, *, run: bool = True) -> FlagParser:
     """A parser with the flags that all of these commands have."""
     made = FlagParser(prog=f"slime {name}", description=about)
     if run:
         made.add_argument("run", metavar="RUN", help="id, its beginning, or `last`")
-    made.add_argument("--workspace", default="runs", help="folder that holds the runs")
+    made.add_argument("--workspace", default=WORKSPACE, help="folder that holds the runs")
     made.add_argument("--store-url", help="URL of the store, where it is not in the workspace")
     made.add_argument("--json", action="store_true", help="print JSON")
     made.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -34,6 +37,16 @@ def root_url(options: argparse.Namespace) -> str:
     return store_url(options.workspace, options.store_url)
 
 
+def place_flags(options: argparse.Namespace) -> str:
+    """` --workspace W --store-url U`, as far as another command on the same run needs them."""
+    flags: list[str] = []
+    if options.workspace != WORKSPACE:
+        flags += ["--workspace", options.workspace]
+    if options.store_url:
+        flags += ["--store-url", options.store_url]
+    return f" {shlex.join(flags)}" if flags else ""
+
+
 def open_root(options: argparse.Namespace, *, write: bool = False) -> Backend:
     """The store of all runs; a folder that is not there is not made.
 
@@ -41,7 +54,7 @@ def open_root(options: argparse.Namespace, *, write: bool = False) -> Backend:
         write: without it nothing is created there, so reading is enough of a right.
     """
     url = root_url(options)
-    if "://" not in url and not _is_folder(Path(url)):
+    if "://" not in url and not is_folder(Path(url)):
         raise ConfigError(
             f"{url} is not there, or you may not read it: give the --workspace or the --store-url "
             "of the run"
@@ -60,10 +73,10 @@ def open_run(options: argparse.Namespace, *, write: bool = False) -> tuple[str, 
 def _can_be_kept(folder: Path) -> bool:
     """Whether this user may write a folder, or make it."""
     there = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
-    return _is_folder(there) and os.access(there, os.W_OK | os.X_OK)
+    return is_folder(there) and os.access(there, os.W_OK | os.X_OK)
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
     """Also False where a folder above may not be entered."""
     try:
         return path.is_dir()

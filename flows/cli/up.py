@@ -9,6 +9,7 @@ from pathlib import Path
 from flows.services import processes, stack
 from flows.services.environment import prefect_environment
 from flows.services.stack import Plan
+from slime_core.check.places import writable
 from slime_core.config.flags import FlagParser, parse
 
 
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
         options.pool,
         options.at_once,
     )
+    writable(plan.workspace, "workspace", "--workspace")
     project = plan.project
     started = [stack.start_server(plan), stack.start_mlflow(plan)]
     for service in started:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slime_core.errors import SlimeError
+from slime_core.errors import ConfigError, SlimeError
 from slime_core.run.process import ProcessIdentity, identity_of
 from slime_core.waits import Deadline
 
@@ -62,7 +62,12 @@ def log_of(workspace: Path, name: str) -> Path:
 
 
 def recorded(workspace: Path, name: str) -> Service | None:
-    """The service as it was last started, alive or not; None if it never was."""
+    """The service as it was last started, alive or not; None if it never was.
+
+    Raises:
+        ConfigError: the workspace cannot be read.
+        ServiceError: the record is damaged.
+    """
     path = folder_of(workspace) / f"{name}.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -70,6 +75,11 @@ def recorded(workspace: Path, name: str) -> Service | None:
         return Service(process=process, **content)
     except FileNotFoundError:
         return None
+    except (PermissionError, NotADirectoryError) as error:
+        raise ConfigError(
+            f"workspace {workspace} cannot be read ({error.strerror}: {path}): choose another with "
+            "--workspace"
+        ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ServiceError(
             f"{path}: cannot be read ({error}); delete it once its process has ended"

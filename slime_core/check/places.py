@@ -54,7 +54,8 @@ def writable(folder: Path, name: str, flag: str) -> None:
     Raises:
         ConfigError: that fails.
     """
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    # What may not be looked at counts as not there: the folder above it then says so.
+    existing = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
     if not existing.is_dir():
         raise ConfigError(f"{name} {folder}: {existing} is a file: choose another with {flag}")
     try:

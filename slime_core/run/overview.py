@@ -57,6 +57,16 @@ def overview(root: Backend, url: str) -> list[RunOverview]:
     return [_look(root, url, run.body, time.time()) for run in list_runs(root)]
 
 
+def state_of(root: Backend, url: str, run_id: str) -> str:
+    """How a run stands, as `RunOverview.state` says.
+
+    Args:
+        url: of the root.
+    """
+    [run] = [one for one in list_runs(root) if one.body["run_id"] == run_id]
+    return _look(root, url, run.body, time.time()).state
+
+
 def find_run(root: Backend, wanted: str) -> str:
     """The id of a run from its id, a beginning that fits one run only, or `last`.
 

@@ -3,10 +3,13 @@
 import json
 import os
 import re
+import tempfile
 
 import pytest
 
 from flows.cli.main import main
+from slime_core.run.epoch import Lease
+from slime_core.store.backend import open_backend
 from tests.unit.store.runs import stored_run
 
 
@@ -46,6 +49,37 @@ def test_reading_creates_nothing_and_so_needs_no_right_to_write(
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     assert main([*asked, "--workspace", str(workspace)]) == 0
     assert sorted(workspace.rglob("*")) == before
+
+
+def test_stop_says_how_a_run_has_ended(workspace, capsys):
+    asked = ["stop", "sorting", "--workspace", str(workspace)]
+    lease = Lease.acquire(open_backend(str(workspace / "store" / "sorting")))
+    lease.release()
+    assert main(asked) == 0
+    assert capsys.readouterr().out == "run sorting does not run: it has stopped already\n"
+
+
+@pytest.mark.parametrize("command", ["up", "status", "down"])
+def test_a_workspace_that_cannot_be_used_is_one_sentence(command, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main([command, "--workspace", str(tmp_path / "file")]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("slime: workspace ") and "--workspace" in complaint
+    assert complaint.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's rights are taken on")
+@pytest.mark.parametrize("command", ["up", "status", "down"])
+def test_a_workspace_of_another_user_is_one_sentence(command, capsys):
+    with tempfile.TemporaryDirectory() as theirs:
+        os.seteuid(65534)
+        try:
+            status = main([command, "--workspace", f"{theirs}/runs"])
+        finally:
+            os.seteuid(0)
+    complaint = capsys.readouterr().err
+    assert status == 2 and complaint.startswith("slime: workspace ")
+    assert "Permission denied" in complaint and complaint.count("\n") == 1
 
 
 def test_a_refused_fork_makes_no_folder(workspace, capsys):
