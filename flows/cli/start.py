@@ -201,7 +201,6 @@ class Command:
         if chosen is None and (service := api_url_of(self._workspace)):
             home = self._workspace.resolve() / "prefect"
             os.environ.update(client_environment(service, home))
-            self._own_prefect = False
             return
         if chosen is None:
             self._server = OwnServer.start(self._workspace)

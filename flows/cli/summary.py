@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flows.services import processes
+from flows.services.stack import MLFLOW, SERVER
 from slime_core.config.tree import RunConfig
 from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import join_url
-from slime_core.tracking.mlflow import MlflowSettings
+from slime_core.tracking.mlflow import MlflowSettings, database_uri
 
 HOST = "127.0.0.1"
 MLFLOW_PORT, PREFECT_PORT = 5000, 4200
@@ -25,7 +27,7 @@ def summary(
 
     Args:
         how: the run came to its end, or stands.
-        prefect_home: folder of the workspace's own Prefect server.
+        prefect_home: folder of the workspace's Prefect server, where that one shows the run.
         notes: sentences about metrics that did not reach a tracker.
     """
     url = join_url(store_url(config.run.workspace, config.store.store_url), run_id)
@@ -36,18 +38,29 @@ def summary(
         f"  metrics  {paths.local / 'metrics.jsonl'}",
         f"  logs     {paths.logs}",
     ]
+    workspace = Path(config.run.workspace).absolute()
     if config.tracking.use_mlflow:
-        lines.append(f"  MLflow   {mlflow_command(config)}")
+        lines.append(f"  MLflow   {_mlflow_service(config, workspace) or mlflow_command(config)}")
     if prefect_home is not None:
-        lines.append(f"  Prefect  {prefect_command(prefect_home)}")
+        server = processes.running(workspace, SERVER)
+        lines.append(f"  Prefect  {server.address if server else prefect_command(prefect_home)}")
     return [*lines, *(f"  note: {sentence}" for sentence in notes)]
+
+
+def _mlflow_service(config: RunConfig, workspace: Path) -> str | None:
+    """Address of MLflow's page that `slime up` serves, if it shows this run."""
+    service = processes.running(workspace, MLFLOW)
+    return service.address if service and _mlflow_uri(config) == database_uri(workspace) else None
+
+
+def _mlflow_uri(config: RunConfig) -> str:
+    workspace, given = Path(config.run.workspace).absolute(), config.tracking.mlflow_tracking_uri
+    return MlflowSettings.choose(workspace, "", given, None, {}, {}).uri
 
 
 def mlflow_command(config: RunConfig) -> str:
     """The command that opens MLflow's page, or its address where a server keeps the run."""
-    uri = MlflowSettings.choose(
-        Path(config.run.workspace), "", config.tracking.mlflow_tracking_uri, None, {}, {}
-    ).uri
+    uri = _mlflow_uri(config)
     if uri.startswith(("http://", "https://")):
         return uri
     command = f"{program('mlflow')} ui --backend-store-uri {shlex.quote(_short(uri))}"

@@ -1,8 +1,12 @@
 """What a command says at its end."""
 
+import json
 import socket
+from dataclasses import asdict
 
 from flows.cli.summary import HOST, page_port, summary
+from flows.services import processes
+from slime_core.run.process import own_identity
 from tests.unit.config.trees import small
 
 
@@ -22,3 +26,18 @@ def test_the_end_says_how_where_and_what_is_missing(tmp_path):
     assert lines[-2].startswith("  Prefect  PREFECT_HOME=") and " --port " in lines[-2]
     assert lines[-1] == "  note: mlflow lacks 2 records"
     assert not any("Prefect" in line for line in summary(config, "r", "finished", None, []))
+
+
+def test_pages_that_are_open_are_named_instead_of_commands(tmp_path):
+    folder = processes.folder_of(tmp_path)
+    folder.mkdir()
+    for name in ("server", "mlflow"):
+        service = processes.Service(name, own_identity(), f"http://here/{name}", 7)
+        (folder / f"{name}.json").write_text(json.dumps(asdict(service)))
+    config = small(workspace=str(tmp_path), use_mlflow=True)
+    lines = summary(config, "r", "finished", tmp_path / "prefect", [])
+    assert "  MLflow   http://here/mlflow" in lines
+    assert "  Prefect  http://here/server" in lines
+    assert not any("/server" in line for line in summary(config, "r", "finished", None, []))
+    elsewhere = small(workspace=str(tmp_path), use_mlflow=True, mlflow_tracking_uri="http://far")
+    assert "  MLflow   http://far" in summary(elsewhere, "r", "finished", None, [])
