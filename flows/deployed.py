@@ -31,6 +31,9 @@ from slime_core.run.paths import RunPaths
 
 log = logging.getLogger(__name__)
 STOPPED = "stopped; a retry of this flow run, or `slime resume`, goes on"
+CLEAN_END_S = 25.0
+"""Longer than a start that must come to its end before it can be undone; shorter than a worker that
+is told to end, or was told to cancel, waits for its flows."""
 
 
 async def deployed(
@@ -65,15 +68,18 @@ async def deployed(
         if choice.finished:
             return Completed(message=choice.sentence)
         _leave_the_workers_pipes(RunPaths.create(resolved.config.run.workspace, choice.run_id).logs)
-        launch = Launch.start(resolved.config, resume, choice=choice, recorded=given)
-        task = asyncio.ensure_future(training(launch))
-        if stopper is not None:
-            stopper.watch(task)
+        launch: Launch | None = None
         try:
+            if _is_stopped(stopper):
+                raise asyncio.CancelledError
+            launch = Launch.start(resolved.config, resume, choice=choice, recorded=given)
+            task = asyncio.ensure_future(training(launch))
+            if stopper is not None:
+                stopper.watch(task)
             await task
         except (Exception, asyncio.CancelledError) as error:
             # What a stop tears down may complain in many ways: the stop is what happened.
-            if stopper is None or stopper.exit_code is None:
+            if not _is_stopped(stopper):
                 raise
             log.info("the run was stopped (%r)", error)
             if has_worker(parent) and await is_cancelled(UUID(str(flow_run.id))):
@@ -84,8 +90,9 @@ async def deployed(
         finally:
             if stopper is not None:
                 stopper.unwatch()
-            await launch.close("failed")
-    return Completed(message=f"run {launch.run_id} is finished")
+            if launch is not None:
+                await launch.close("interrupted" if _is_stopped(stopper) else "failed")
+    return Completed(message=f"run {choice.run_id} is finished")
 
 
 def configuration(config: RunConfig | dict[str, Any], overrides: dict[str, Any]) -> RunConfig:
@@ -128,5 +135,10 @@ def _signals() -> Iterator[Stopper | None]:
     if threading.current_thread() is not threading.main_thread():
         yield None
         return
-    with Stopper() as stopper:
+    with Stopper(at_once=False, clean_end_s=CLEAN_END_S) as stopper:
         yield stopper
+
+
+def _is_stopped(stopper: Stopper | None) -> bool:
+    """Whether a signal has come."""
+    return stopper is not None and stopper.exit_code is not None

@@ -27,7 +27,7 @@ API_ERRORS = (httpx.HTTPError, ObjectNotFound, ConcurrencySlotAcquisitionError)
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 PAGE = 200
 RUN_TAG = "run:"
-DEAD = "the process of this run is gone; `slime resume` goes on"
+DEAD = "the process of this run is gone; a retry of this flow run, or `slime resume`, goes on"
 GONE = "the process of this run is gone; the run went on in another flow run"
 STOPPED = "stopped by a person; the same command goes on"
 LATE = "reported late: Prefect was away when this ended"
@@ -105,24 +105,30 @@ async def crash_unfinished(run_id: str) -> int:
     return marked
 
 
-async def crash_dead(is_dead: Callable[[str], bool]) -> list[str]:
+async def crash_dead(
+    is_dead: Callable[[str], bool], is_orphan: Callable[[UUID], bool]
+) -> list[str]:
     """Marks runs as crashed whose process is gone and that nobody has taken up since.
 
     Args:
         is_dead: tells by the training's id whether its last owner is proven to be gone.
+        is_orphan: tells of a deployment's flow run whether its process is proven to be gone, also
+            where it never came to a training.
 
     Returns:
-        The trainings.
+        The trainings, or the names of the flow runs that have none.
     """
     found: list[str] = []
     async with get_client() as client:
         alone = filters.FlowRunFilterParentTaskRunId(is_null_=True)
         for run in await _flow_runs(client, parent_task_run_id=alone):
             names = [tag.removeprefix(RUN_TAG) for tag in run.tags if tag.startswith(RUN_TAG)]
-            started = run.state is not None and not run.state.is_scheduled()
-            if names and started and is_dead(names[0]):
+            if run.state is None or run.state.is_scheduled():
+                continue
+            orphan = run.deployment_id is not None and is_orphan(run.id)
+            if orphan or (names and is_dead(names[0])):
                 await _crash(client, [run.id], [run.id], DEAD)
-                found.append(names[0])
+                found.append(names[0] if names else run.name)
     return found
 
 

@@ -36,13 +36,20 @@ class Stopper:
 
     Until there is a task to cancel nothing is worth keeping, and an exception could come up in the
     middle of anything: a signal ends every process of ours at once. Then the first one cancels the
-    task, and if that does not end within nine seconds, or a second one comes, everything is killed.
+    task. If that does not end within `clean_end_s`, or a second one comes, everything is killed.
+
+    Args:
+        at_once: what was said of a signal without a task. False lets it wait for the task, which is
+            then cancelled before it begins: for a run whose end somebody else must be told.
+        clean_end_s: seconds after the first signal at which everything is killed.
 
     Attributes:
         exit_code: of the command, once a signal has come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = True, clean_end_s: float = CLEAN_END_S) -> None:
+        self._at_once = at_once
+        self._clean_end_s = clean_end_s
         self._cancel: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}
         self._signal = signal.signal
@@ -62,12 +69,14 @@ class Stopper:
             signal.signal(number, handler)
 
     def watch(self, task: asyncio.Task[Any]) -> None:
-        """From now on the first signal cancels this task."""
+        """From now on the first signal cancels this task. Call it in the task's loop."""
         loop = task.get_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        if self.exit_code is not None:
+            task.cancel()
 
     def unwatch(self) -> None:
-        """The task has ended: from now on a signal kills."""
+        """The task has ended, so there is nothing to cancel any more."""
         self._cancel = None
 
     def _pass_over(self, number: int, handler: Any) -> Any:
@@ -78,14 +87,15 @@ class Stopper:
         again = self.exit_code is not None
         if self.exit_code is None:
             self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if again or self._cancel is None:
+        if again or (self._cancel is None and self._at_once):
             kill_everything(self.exit_code)
             return
-        timer = threading.Timer(CLEAN_END_S, kill_everything, (self.exit_code,))
+        timer = threading.Timer(self._clean_end_s, kill_everything, (self.exit_code,))
         timer.daemon = True
         timer.start()
         write(STOPPING)
-        self._cancel()
+        if self._cancel is not None:
+            self._cancel()
 
 
 def kill_everything(exit_code: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
 
 import psutil
 
@@ -47,10 +50,51 @@ def live_runs(root: Backend, url: str) -> list[LiveRun]:
     found = []
     for run in list_runs(root):
         run_id = run.body["run_id"]
-        live = live_run(open_backend(join_url(url, run_id)), run_id)
+        live = live_run(open_backend(join_url(url, run_id), read_only=True), run_id)
         if live is not None:
             found.append(live)
     return found
+
+
+def orphans(worker: Service | None) -> Callable[[UUID], bool]:
+    """Tells of a deployment's flow run whether its process is proven to be gone.
+
+    The workspace's server listens on the loopback address, so its workers are of this machine.
+    Once the last of them is proven to be gone no process is started any more, and what is left of
+    earlier ones has the id of its flow run in its environment.
+    """
+    if worker is None or worker.process.is_gone() is not True:
+        return lambda _: False
+    alive = _flow_runs_here()
+    return lambda flow_run_id: str(flow_run_id) not in alive
+
+
+def _flow_runs_here() -> set[str]:
+    """Ids of the flow runs that processes of this user work for."""
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            found.add(process.environ().get("PREFECT__FLOW_RUN_ID", ""))
+        except psutil.Error:
+            continue  # another user's, whose worker would be, too, or one that has just ended
+    return found
+
+
+def users_of(server: Service, workspace: Path) -> list[LiveRun]:
+    """The runs in the workspace's own store whose process is connected to a server."""
+    store = workspace / "store"
+    if not store.is_dir():
+        return []
+    runs = live_runs(open_backend(str(store), read_only=True), str(store))
+    return [run for run in runs if run.here and _is_connected(run.owner.pid, server.port)]
+
+
+def _is_connected(pid: int, port: int) -> bool:
+    try:
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    return any(one.raddr and one.raddr.port == port for one in connections)
 
 
 def held_by(worker: Service) -> list[psutil.Process]:

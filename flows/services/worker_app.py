@@ -17,8 +17,12 @@ import psutil
 from prefect.settings import PREFECT_WORKER_HEARTBEAT_SECONDS
 from prefect.workers.process import ProcessWorker
 
-RUNS_END_S = 25.0
-"""Longer than a flow takes that ends cleanly, shorter than whoever ends a worker waits."""
+from slime_core.waits import Deadline
+
+RUNS_END_S = 28.0
+"""Longer than a flow takes that ends cleanly or kills itself over it, shorter than whoever ends a
+worker waits."""
+LOOK_S = 0.1
 
 
 def main() -> int:
@@ -47,21 +51,35 @@ async def work(pool: str, limit: int) -> None:
     telling = asyncio.ensure_future(told.wait())
     await asyncio.wait([working, telling], return_when=asyncio.FIRST_COMPLETED)
     if told.is_set():
-        await asyncio.to_thread(end_flows, psutil.Process().children(), RUNS_END_S)
+        await end_flows(worker, RUNS_END_S)
         working.cancel()
     telling.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await working
 
 
-def end_flows(flows: list[psutil.Process], seconds: float) -> None:
-    """Asks flows to end and waits for them; they can be resumed."""
-    for process in flows:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(flows, timeout=seconds)
-    for process in alive:
-        print(f"flow process {process.pid} has not ended after {seconds:.0f} s", flush=True)
+async def end_flows(worker: ProcessWorker, seconds: float) -> None:
+    """Asks flows to end, also those that are only being started, and waits until Prefect knows how
+    each of them ended. No other run is taken meanwhile; they can be resumed."""
+    if not worker.is_setup:
+        return
+    deadline = Deadline("the end of the worker's flows", seconds)
+    asked: set[psutil.Process] = set()
+    while held := worker.limiter.borrowed_tokens:
+        if deadline.expired:
+            print(f"{held} flow runs have not ended after {seconds:.0f} s", flush=True)
+            return
+        worker.limiter.total_tokens = held  # what ends leaves no room for another run
+        for process in set(children()) - asked:
+            asked.add(process)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        await asyncio.sleep(LOOK_S)
+
+
+def children() -> list[psutil.Process]:
+    """The flow processes of this worker."""
+    return psutil.Process().children()
 
 
 if __name__ == "__main__":

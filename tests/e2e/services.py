@@ -126,6 +126,10 @@ class Services:
 
         return self._await(f"iteration {iterations} of {flow_run_id}", RUN_TIMEOUT_S, look)
 
+    def owners(self) -> set[Path]:
+        """What every process has stored that ever had a run."""
+        return set((self.workspace / "store").glob("*/epochs/[0-9]*[0-9].json"))
+
     def owner(self, run_id: str) -> int:
         """Process of the newest owner of a training."""
         epochs = sorted((self.workspace / "store" / run_id / "epochs").glob("[0-9]*.json"))

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,8 @@ import psutil
 import pytest
 
 from blocks import SampleStore
-from tests.e2e.services import SHORT, Services
+from slime_core.waits import poll
+from tests.e2e.services import RUN_TIMEOUT_S, SHORT, Services
 from tests.s3 import BUCKET, moto_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -131,7 +133,7 @@ def test_cancel_retry_and_stop(services):
     assert services.flow_run(flow_run_id)["run_count"] == 2
     assert run_id in services.slime("status")
     printed = services.slime("stop", run_id, "--after-iteration")
-    assert f"run {run_id} stopped; `slime resume {run_id}` goes on" in printed
+    assert f"run {run_id} stopped; `slime resume {run_id} --workspace" in printed
     run = services.ended(flow_run_id, CANCEL_S)
     assert run["state"]["name"] == "Cancelled" and "slime resume" in run["state"]["message"]
     trained = services.trained(run_id)
@@ -139,7 +141,7 @@ def test_cancel_retry_and_stop(services):
     shown = [states[f"iteration {k:06d}"] for k in range(trained)]
     assert set(shown) <= {"Completed", "Crashed"}
     assert shown.count("Crashed") <= 1, "only the one that the cancel interrupted"
-    assert f"run {run_id} does not run" in services.slime("stop", run_id)
+    assert f"run {run_id} does not run: it has stopped already" in services.slime("stop", run_id)
 
 
 def test_a_run_outlives_its_worker_and_can_still_be_cancelled(services):
@@ -223,6 +225,36 @@ def test_a_run_has_its_keys_from_blocks_and_writes_them_nowhere(services):
     assert run["parameters"]["overrides"]["store_url"] == "block:prod"
 
 
+def state_in_the_database(services: Services, flow_run_id: str) -> str:
+    """Of a flow run whose server has ended."""
+    with closing(sqlite3.connect(services.workspace / "prefect" / "prefect.db")) as database:
+        query = "select state_name from flow_run where id = ?"
+        return database.execute(query, [flow_run_id]).fetchone()[0]
+
+
+@pytest.mark.parametrize("moment", ["PENDING", "RUNNING", "lease"])
+def test_down_while_a_run_is_starting_leaves_nothing_running(services, moment):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+    before = services.owners()
+
+    def there() -> bool | None:
+        reached = services.flow_run(flow_run_id)["state"]["type"] == moment
+        return reached or services.owners() > before or None
+
+    poll(f"moment {moment} of the start", RUN_TIMEOUT_S, there, interval_s=0.05)
+    printed = services.slime("down")
+    state = state_in_the_database(services, flow_run_id)
+    ended = [owner.with_suffix(".ended").is_file() for owner in services.owners() - before]
+    # A flow that has not begun dies of the signal, and a start that takes longer than a stop may is
+    # killed: the worker says so. One that ended by itself has given its lease back.
+    wanted = (
+        ("Cancelled", "Crashed") if not ended else ("Cancelled",) if all(ended) else ("Crashed",)
+    )
+    assert state in wanted, f"{state}\n{printed}\n{services.logs()}"
+    assert left_of(services.workspace) == []
+    assert "crashed  " not in services.slime("up")
+
+
 def test_down_ends_the_run_of_the_worker_too(services):
     flow_run_id = services.start(overrides=LONG, resume="never")
     processes = family(services, services.training_of(flow_run_id, 1))
@@ -231,6 +263,4 @@ def test_down_ends_the_run_of_the_worker_too(services):
     gone(processes, services)
     assert left_of(services.workspace) == []
     assert "nothing runs" in services.slime("down")
-    with sqlite3.connect(services.workspace / "prefect" / "prefect.db") as database:
-        query = "select state_name from flow_run where id = ?"
-        assert database.execute(query, [flow_run_id]).fetchall() == [("Cancelled",)]
+    assert state_in_the_database(services, flow_run_id) == "Cancelled"

@@ -3,7 +3,7 @@
 import asyncio
 
 from prefect.client.orchestration import get_client
-from prefect.states import Running
+from prefect.states import Pending, Running, Scheduled
 from pydantic import SecretStr
 
 from blocks import GraderSecrets, SampleStore
@@ -47,6 +47,39 @@ def test_the_automation_waits_longer_than_two_missed_heartbeats(server, tmp_path
     assert [action.type for action in automation.actions] == ["change-flow-run-state"]
 
 
+def test_flow_runs_without_a_training_are_crashed_once_their_process_is_gone(server):
+    """Those that a worker had taken and that never came so far that they had a run's name."""
+
+    async def check():
+        async with get_client() as client:
+            flow_id = await client.create_flow(train)
+            deployment = await client.create_deployment(flow_id, name="orphans")
+            ids = {
+                name: (
+                    await client.create_flow_run_from_deployment(deployment, name=name, state=state)
+                ).id
+                for name, state in (
+                    ("gone", Running()), ("taken", Pending()), ("alive", Running()),
+                    ("waiting", Scheduled()),
+                )
+            }  # fmt: skip
+            crashed = await crash_dead(lambda _: False, lambda one: one != ids["alive"])
+            states = {
+                name: (await client.read_flow_run(one)).state.type.value
+                for name, one in ids.items()
+            }
+            for one in ids.values():
+                await client.delete_flow_run(one)
+            await client.delete_deployment(deployment)
+            return crashed, states
+
+    crashed, states = asyncio.run(check())
+    assert sorted(crashed) == ["gone", "taken"]
+    assert states == {
+        "gone": "CRASHED", "taken": "CRASHED", "alive": "RUNNING", "waiting": "SCHEDULED",
+    }  # fmt: skip
+
+
 def test_runs_that_died_unseen_are_shown_as_crashed(server):
     async def check():
         async with get_client() as client:
@@ -54,7 +87,7 @@ def test_runs_that_died_unseen_are_shown_as_crashed(server):
                 name: await client.create_flow_run(train, tags=[f"run:{name}"], state=Running())
                 for name in ("dead", "alive")
             }
-            crashed = await crash_dead(lambda run_id: run_id == "dead")
+            crashed = await crash_dead(lambda run_id: run_id == "dead", lambda _: False)
             states = {
                 name: (await client.read_flow_run(run.id)).state for name, run in runs.items()
             }

@@ -136,6 +136,33 @@ def test_a_training_that_is_stopped_is_cancelled_whatever_the_stop_tears_down(st
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_during_the_start_ends_the_run_as_cancelled(started, monkeypatch):
+    """Nobody but this process can say so: a kill would leave the flow run Running."""
+
+    def start(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started
+
+    async def training(_):
+        raise AssertionError("it must not begin")
+
+    monkeypatch.setattr(stop, "kill_everything", lambda code: pytest.fail("it was killed"))
+    monkeypatch.setattr(module.Launch, "start", start)
+    assert end_of(training).is_cancelled()
+    assert started.closed == ["interrupted"]
+
+
+def test_after_a_signal_nothing_is_started(started, monkeypatch):
+    def told(config):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(stop, "kill_everything", lambda code: pytest.fail("it was killed"))
+    monkeypatch.setattr(module, "require", told)
+    monkeypatch.setattr(module.Launch, "start", lambda *_, **__: pytest.fail("it was started"))
+    assert end_of(None).is_cancelled()
+
+
 def test_the_worker_says_that_a_run_was_cancelled(started, monkeypatch):
     """Prefect's worker would undo a retry that comes before it has said so."""
 

@@ -1,5 +1,6 @@
 """Background processes: found again by another command, told apart from a pid that was reused."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,14 +10,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from uuid import uuid4
 
+import anyio
 import psutil
 import pytest
 
-from flows.services import processes, stack
+from flows.services import processes, runs, stack, worker_app
 from flows.services.ports import listener
 from flows.services.processes import ServiceError
 from flows.services.stack import Plan
+from slime_core.run.epoch import Lease
+from slime_core.run.process import own_identity
+from tests.unit.store.runs import stored_run
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(120)"]
 DEAF = [
@@ -164,6 +171,66 @@ def test_the_server_of_a_running_command_is_not_doubled(tmp_path):
             with pytest.raises(ServiceError, match=f"process {other.pid}"):
                 stack.start_server(Plan(tmp_path, prefect_port=0))
             other.kill()
+
+
+def test_a_worker_that_is_told_to_end_waits_until_its_flows_are_reported(monkeypatch):
+    """Prefect hears how a flow ended after its process has: too late for a worker that left."""
+    flow = psutil.Popen(SLEEP)
+    seen = []
+
+    async def ends() -> None:
+        limiter = anyio.CapacityLimiter(3)
+        limiter.acquire_on_behalf_of_nowait("run")
+        worker = SimpleNamespace(is_setup=True, limiter=limiter)
+
+        async def report() -> None:
+            await asyncio.to_thread(flow.wait, 20)
+            seen.append(limiter.available_tokens)
+            await asyncio.sleep(0)
+            limiter.release_on_behalf_of("run")
+            seen.append("reported")
+
+        telling = asyncio.create_task(report())
+        await worker_app.end_flows(worker, 20.0)
+        assert seen == [0, "reported"], "no room for another run, and the report has gone out"
+        await telling
+
+    monkeypatch.setattr(worker_app, "children", lambda: [flow])
+    asyncio.run(ends())
+    assert flow.returncode == -signal.SIGTERM
+
+
+def test_a_worker_does_not_wait_for_a_flow_for_ever(monkeypatch, capsys):
+    async def ends() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        limiter.acquire_on_behalf_of_nowait("run")
+        await worker_app.end_flows(SimpleNamespace(is_setup=True, limiter=limiter), 0.2)
+
+    monkeypatch.setattr(worker_app, "children", lambda: [])
+    asyncio.run(asyncio.wait_for(ends(), 10))
+    assert "1 flow runs have not ended" in capsys.readouterr().out
+
+
+def test_a_flow_run_is_an_orphan_once_the_worker_and_its_process_are_gone(started):
+    worker, alone, held = started(), uuid4(), uuid4()
+    assert not runs.orphans(None)(alone)
+    assert not runs.orphans(worker)(alone), "its worker may be starting it"
+    processes.stop(worker, 5.0)
+    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(held)}
+    with subprocess.Popen(SLEEP, env=environment) as process:
+        tells = runs.orphans(worker)
+        process.kill()
+    assert tells(alone) and not tells(held), "a flow outlives its worker"
+
+
+def test_runs_that_use_the_server_are_told_from_others(tmp_path):
+    backend = stored_run(tmp_path / "store", "elsewhere", 0)
+    with Lease.acquire(backend), socket.create_server(("127.0.0.1", 0)) as listening:
+        service = processes.Service("server", own_identity(), "", listening.getsockname()[1])
+        assert runs.users_of(service, tmp_path) == []
+        with socket.create_connection(listening.getsockname()):
+            assert [run.run_id for run in runs.users_of(service, tmp_path)] == ["elsewhere"]
+    assert runs.users_of(service, tmp_path / "none") == []
 
 
 def test_down_ends_the_worker_before_the_server(tmp_path, started):

@@ -81,6 +81,31 @@ def test_the_handlers_from_before_come_back():
     assert ([signal.getsignal(number) for number in stop.SIGNALS], signal.signal) == before
 
 
+def test_a_signal_that_may_wait_cancels_the_task_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Somebody else must be told how the run ended, so it does not end before it can say so."""
+    monkeypatch.setattr(stop.threading, "Timer", NoTimer)
+    monkeypatch.setattr(stop, "kill_everything", lambda code: pytest.fail("it was killed"))
+    begun = []
+
+    async def body() -> None:
+        begun.append(True)
+
+    async def run() -> bool:
+        signal.raise_signal(signal.SIGTERM)  # while something that takes long is being started
+        task = asyncio.ensure_future(body())
+        patient.watch(task)
+        with suppress(asyncio.CancelledError):
+            await task
+        patient.unwatch()
+        return task.cancelled()
+
+    with Stopper(at_once=False) as patient:
+        assert asyncio.run(run())
+    assert not begun and patient.exit_code == 143
+
+
 EARLY = """
 import subprocess, sys, threading, time
 from flows.stop import Stopper
