@@ -225,6 +225,24 @@ def test_a_run_has_its_keys_from_blocks_and_writes_them_nowhere(services):
     assert run["parameters"]["overrides"]["store_url"] == "block:prod"
 
 
+def test_up_shows_a_run_as_crashed_that_died_with_its_worker_before_it_had_a_name(services):
+    flow_run_id = services.start(overrides=LONG, resume="never")
+
+    def running() -> bool | None:
+        return services.flow_run(flow_run_id)["state"]["type"] == "RUNNING" or None
+
+    poll("the flow run to begin", RUN_TIMEOUT_S, running, interval_s=0.05)
+    worker = psutil.Process(services.pid("worker"))
+    processes = [worker, *worker.children(recursive=True)]
+    for process in processes[:2]:
+        process.kill()
+    gone(processes, services)
+    run = services.flow_run(flow_run_id)
+    assert run["state"]["type"] == "RUNNING", "nobody has told Prefect"
+    assert f"crashed   {run['name']}, whose process is gone" in services.slime("up")
+    assert services.flow_run(flow_run_id)["state"]["type"] == "CRASHED"
+
+
 def state_in_the_database(services: Services, flow_run_id: str) -> str:
     """Of a flow run whose server has ended."""
     with closing(sqlite3.connect(services.workspace / "prefect" / "prefect.db")) as database:
