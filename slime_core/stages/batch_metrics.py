@@ -1,5 +1,5 @@
-"""Further numbers of the generated batch. They are sealed in it, so only what the rows say enters,
-nothing that was measured while they were made."""
+"""Further numbers of the generated batch. Those of `batch_metrics` are sealed in it, so only what
+the rows say enters; what was measured while they were made stands beside the digest."""
 
 from __future__ import annotations
 
@@ -42,6 +42,36 @@ def batch_metrics(
     found |= _correct_lengths(responses[known & (groups.rewards == PASS)])
     found |= _turns(turns, responses, trained)
     return found | _passes(groups, known) | _without_signal(groups)
+
+
+def measured_metrics(chosen: list[SampleBatch]) -> dict[str, float]:
+    """Speculative decoding, prefix cache and time outside the engine; what was not used or not
+    reported by the engine has no number.
+
+    Args:
+        chosen: rows of each group.
+    """
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([batch.numbers(name) for batch in chosen])
+
+    def total(name: str) -> float:
+        return float(column(name).sum())
+
+    found: dict[str, float] = {}
+    for name, part, whole in (
+        ("rollout/spec_accept_rate", "spec_accept_token_num", "spec_draft_token_num"),
+        ("rollout/spec_accept_length", "completion_token_num", "spec_verify_ct"),
+        ("rollout/prefix_cache_hit_rate", "cached_tokens", "total_prompt_tokens"),
+    ):
+        if count := total(whole):
+            found[name] = total(part) / count
+    if "rollout/prefix_cache_hit_rate" in found:
+        found["rollout/avg_cached_tokens_per_sample"] = float(column("cached_tokens").mean())
+    if (seconds := column("non_generation_time")).any():
+        found["perf/non_generation_time/mean"] = float(seconds.mean())
+        found["perf/non_generation_time/max"] = float(seconds.max())
+    return found
 
 
 def _correct_lengths(lengths: np.ndarray) -> dict[str, float]:

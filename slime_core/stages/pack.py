@@ -24,7 +24,7 @@ from slime_core.run import faults
 from slime_core.run.context import RunContext
 from slime_core.sample import Status
 from slime_core.stages.batch_hooks import processed_rewards, removed_rows
-from slime_core.stages.batch_metrics import batch_metrics
+from slime_core.stages.batch_metrics import batch_metrics, measured_metrics
 from slime_core.stages.rows import (
     graded,
     greedy_rewards,
@@ -54,11 +54,13 @@ def _pack(ctx: RunContext, k: int) -> Batch:
     found = read_batch(ctx.backend, k)
     if found is not None:
         return Batch(found.content, found.digest, found=True)
-    return put_batch(ctx.backend, ctx.lease, decide(ctx, k), ctx.by(k))
+    content, measured = decide(ctx, k)
+    by = ctx.by(k) | ({"measured": measured} if measured else {})
+    return put_batch(ctx.backend, ctx.lease, content, by)
 
 
-def decide(ctx: RunContext, k: int) -> BatchContent:
-    """The content of batch k, from the sealed segment k."""
+def decide(ctx: RunContext, k: int) -> tuple[BatchContent, dict[str, float]]:
+    """The content of batch k, from the sealed segment k, and what was measured of its rows."""
     config = ctx.config
     seal, rows = kept_rows(ctx, k)
     finished = seal.as_segment().finished
@@ -81,7 +83,7 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
     trained[list(removed)] = 0.0
     groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts, trained)
     raw, rewards = _rewards(ctx, groups, chosen)
-    return BatchContent(
+    content = BatchContent(
         iteration=k,
         groups=tuple(
             BatchGroup(g, finished[g].entry.attempt, k, size, finished[g].entry.digest)
@@ -104,6 +106,7 @@ def decide(ctx: RunContext, k: int) -> BatchContent:
         | _removed_metric(removed),
         removed=removed,
     )
+    return content, measured_metrics(chosen)
 
 
 def _removed(ctx: RunContext, chosen: list[SampleBatch]) -> tuple[int, ...]:

@@ -145,6 +145,7 @@ class Outbox:
             k,
             self._clock(),
             batch.body,
+            batch.by,
             ledger.body,
             ledger.by,
             (sync.body, sync.by) if sync else None,

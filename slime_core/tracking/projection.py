@@ -48,6 +48,7 @@ def iteration_record(
     iteration: int,
     time_s: float,
     batch: dict[str, Any],
+    batch_by: dict[str, Any],
     ledger: dict[str, Any],
     ledger_by: dict[str, Any],
     sync: tuple[dict[str, Any], dict[str, Any]] | None,
@@ -59,13 +60,14 @@ def iteration_record(
         key: the record's key.
         iteration: its number, which is also the weight version that generated its batch.
         time_s: Unix time of the record.
-        batch: body of batch.json.
+        batch, batch_by: body and `by` of batch.json.
         ledger, ledger_by: body and `by` of ledger.json.
         sync: body and `by` of sync.json; None where the run ended before it.
         rollout_gpus: GPUs (on CPU: processes) of all engines.
     """
     metrics = {"progress/iteration": float(iteration)}
     metrics |= _prefixed("rollout/", batch.get("metrics", {}))
+    metrics |= _prefixed("rollout/", batch_by.get("measured", {}))
     metrics |= _steps(ledger["result"]["steps"])
     seconds = {"train": ledger_by.get("wall_s", 0.0), **ledger_by.get("seconds", {})}
     if sync is not None:

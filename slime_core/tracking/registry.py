@@ -115,6 +115,7 @@ METRICS = (
     Metric("perf/tokens_per_gpu_per_sec", "tokens/s", "response tokens by generation time and GPU"),
     Metric("perf/effective_tokens_per_gpu_per_sec", "tokens/s", "the same, trained tokens only"),
     Metric("perf/longest_sample_tokens_per_sec", "tokens/s", "longest response by generation time"),
+    Metric("perf/non_generation_time/{statistic}", "s", "seconds of a sample outside the engine"),
     Metric("perf/{name}", "as the stage reports", "a further timing of a stage"),
     Metric("eval/{dataset}/missed", "flag", "1 where the evaluation failed and gave no result"),
     Metric("eval/{dataset}", "reward", "mean reward on held-out prompts"),

@@ -24,12 +24,18 @@ BATCH = {
 }
 
 
+MEASURED = {"rollout/spec_accept_rate": 0.75, "perf/non_generation_time/max": 2.0}
+
+
 def project(**changes):
     arguments = {
         "key": "iterations/000003",
         "iteration": 3,
         "time_s": 100.0,
         "batch": {"metrics": BATCH},
+        "batch_by": {
+            "measured": {"rollout/spec_accept_rate": 0.75, "perf/non_generation_time/max": 2}
+        },
         "ledger": {"result": {"steps": STEPS}},
         "ledger_by": {"seconds": BEFORE, "wall_s": 4.75, "train_seconds": {"log_probs": 1.0}},
         "sync": ({"version": "a-4"}, {"seconds": ALL, "canary": 2e-6, "engines": 2}),
@@ -52,6 +58,13 @@ def test_an_iteration_whose_steps_were_all_skipped_still_says_so():
     metrics = project(ledger={"result": {"steps": steps}}).metrics
     assert metrics["train/skipped_steps"] == 1
     assert "train/loss" not in metrics
+
+
+def test_what_was_measured_beside_the_batch_is_reported():
+    metrics = project().metrics
+    assert metrics["rollout/spec_accept_rate"] == 0.75
+    assert metrics["perf/non_generation_time/max"] == 2.0
+    assert "rollout/spec_accept_rate" not in project(batch_by={"epoch": 1}).metrics
 
 
 def test_seconds_become_timings_and_throughput():
