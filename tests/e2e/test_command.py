@@ -75,10 +75,8 @@ def test_a_run_ends_with_where_everything_is_and_resumes(tmp_path):
         ]
 
 
-TERM = pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), TERM])
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_within_ten_seconds_and_it_resumes(tmp_path, number, status):
     run = RunFolder(tmp_path)
     flags = ("--num-rollout", "200", "--eval-interval", "200", "--skip-eval-before-train")

@@ -136,6 +136,7 @@ def started(workspace: Path, **overrides: object) -> SlimeError:
     return asyncio.run(body())
 
 
+@pytest.mark.slow  # two starts up to their end
 def test_a_taken_port_and_a_model_without_weights_are_named(tmp_path, nothing_left, monkeypatch):
     """Two starts, one after the other in one process: the first leaves nothing in the way."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

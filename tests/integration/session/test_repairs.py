@@ -48,6 +48,7 @@ async def iteration_under_fire(ctx: RunContext) -> None:
     await sync(ctx, ledger)
 
 
+@pytest.mark.slow  # 30 s of starts and repairs
 def test_an_iteration_survives_the_death_of_its_engine_and_of_its_trainer(tmp_path: Path):
     held_out = {"datasets": [{"name": "a", "path": "configs/quickstart/heldout.jsonl@[0:4]"}]}
     config = config_of(str(tmp_path), 3, eval_interval=9, eval_config=held_out)
