@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_core.algorithms.corrections import importance_weights
+from slime_core.algorithms.corrections import Rejection, importance_weights, reject
 from slime_core.algorithms.log_probs import chunked_log_probs, log_probs_and_entropy
 from slime_core.algorithms.losses.types import PolicyOptions
 from slime_core.algorithms.objective import Objective, ObjectiveInputs, evaluate
@@ -23,6 +23,13 @@ PROMPTS = np.array([2, 3, 1, 4, 2, 1, 5])
 RESPONSES = np.array([5, 2, 7, 3, 4, 6, 0])
 ROLLOUTS = np.array([0, 1, 1, 2, 3, 4, 5])  # rows 1 and 2 fanned out of one rollout
 TIS = partial(importance_weights, mode="clip", low=0.5, high=1.5)
+SEQUENCES = partial(importance_weights, level="sequence", mode="mask", low=0.5, high=1.5)
+REJECTION = partial(
+    reject,
+    weights=partial(importance_weights, level="geometric"),
+    rejection=Rejection("seq_mean", "k3", 0.1),
+    veto=0.4,
+)
 OBJECTIVES = {
     "ppo": Objective(POLICY_LOSSES["ppo"], PolicyOptions(0.2, 0.28, 1.5)),
     "everything": Objective(
@@ -43,6 +50,11 @@ OBJECTIVES = {
         POLICY_LOSSES["ppo"], PolicyOptions(), reduction="constant_length", constant_length=8
     ),
     "gspo": Objective(POLICY_LOSSES["gspo"], PolicyOptions(0.1, 0.15)),
+    "sapo": Objective(POLICY_LOSSES["sapo"], PolicyOptions(), correction=SEQUENCES),
+    "gmpo": Objective(POLICY_LOSSES["gmpo"], PolicyOptions(0.1, 0.15), correction=REJECTION),
+    "ipo": Objective(POLICY_LOSSES["ipo_tv"], PolicyOptions(ipo_threshold=0.03)),
+    "gpg": Objective(POLICY_LOSSES["policy_gradient"], PolicyOptions()),
+    "sft": Objective(POLICY_LOSSES["sft"], PolicyOptions(), reduction="token_mean"),
 }
 POLICIES = {
     "one by one": SchedulePolicy(micro_batch_size=1),
