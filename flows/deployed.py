@@ -75,7 +75,7 @@ async def deployed(
             launch = Launch.start(resolved.config, resume, choice=choice, recorded=given)
             task = asyncio.ensure_future(training(launch))
             if stopper is not None:
-                stopper.watch(task)
+                stopper.watch(task, launch.release)
             await task
         except (Exception, asyncio.CancelledError) as error:
             # What a stop tears down may complain in many ways: the stop is what happened.

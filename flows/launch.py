@@ -176,6 +176,11 @@ class Launch:
             self._closed = True
             self.left_over = await self.session.close(reason)
 
+    def release(self) -> None:
+        """Gives the run's lease back, where its processes were killed."""
+        if self.session.lease is not None:
+            self.session.lease.release()
+
     def tell(self, recovery: Recovery) -> None:
         """Shows what recovery did."""
         if recovery.resumed:

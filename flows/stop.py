@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import asyncio
 
 CLEAN_END_S = 9.0
+GIVE_BACK_S = 2.0
 STOPPING = "stopping: ending the stage, flushing what is finished (again to kill)"
 GOES_ON = "stopped; the same command goes on"
 INTERRUPTED = 130
@@ -51,6 +52,7 @@ class Stopper:
         self._at_once = at_once
         self._clean_end_s = clean_end_s
         self._cancel: Callable[[], object] | None = None
+        self._give_back: Callable[[], object] | None = None
         self._before: dict[int, Any] = {}
         self._signal = signal.signal
         self.exit_code: int | None = None
@@ -68,8 +70,14 @@ class Stopper:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def watch(self, task: asyncio.Task[Any]) -> None:
-        """From now on the first signal cancels this task. Call it in the task's loop."""
+    def watch(self, task: asyncio.Task[Any], give_back: Callable[[], object] | None = None) -> None:
+        """From now on the first signal cancels this task. Call it in the task's loop.
+
+        Args:
+            give_back: called where the task does not end in time and everything was killed: gives
+                back what the run holds elsewhere.
+        """
+        self._give_back = give_back
         loop = task.get_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         if self.exit_code is not None:
@@ -90,7 +98,9 @@ class Stopper:
         if again or (self._cancel is None and self._at_once):
             kill_everything(self.exit_code)
             return
-        timer = threading.Timer(self._clean_end_s, kill_everything, (self.exit_code,))
+        timer = threading.Timer(
+            self._clean_end_s, kill_everything, (self.exit_code, self._give_back)
+        )
         timer.daemon = True
         timer.start()
         write(STOPPING)
@@ -98,9 +108,13 @@ class Stopper:
             self._cancel()
 
 
-def kill_everything(exit_code: int) -> None:
+def kill_everything(exit_code: int, give_back: Callable[[], object] | None = None) -> None:
     """Kills all descendants of this process, then ends it. The reaper stays until it has found
-    what was started meanwhile, and has removed Ray's folder."""
+    what was started meanwhile, and has removed Ray's folder.
+
+    Args:
+        give_back: called in between; it is not waited for longer than two seconds.
+    """
     write(GOES_ON)
     for child in psutil.Process().children(recursive=True):
         try:
@@ -108,6 +122,10 @@ def kill_everything(exit_code: int) -> None:
                 child.kill()
         except psutil.Error:
             continue
+    if give_back is not None:
+        giving = threading.Thread(target=give_back, daemon=True)
+        giving.start()
+        giving.join(GIVE_BACK_S)
     os._exit(exit_code)
 
 

@@ -217,7 +217,7 @@ class Command:
     async def _train(self, launch: Launch) -> None:
         """Trains; ends the processes also where Prefect did not come up."""
         task = asyncio.ensure_future(self._body(launch))
-        self._stopper.watch(task)
+        self._stopper.watch(task, launch.release)
         try:
             await task
         finally:

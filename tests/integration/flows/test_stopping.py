@@ -18,7 +18,7 @@ from tests.integration.flows.standin import StandIn
 @pytest.fixture(autouse=True)
 def harmless(monkeypatch):
     """A stop that takes long must not kill the tests."""
-    monkeypatch.setattr(stop, "kill_everything", lambda code: None)
+    monkeypatch.setattr(stop, "kill_everything", lambda *_: None)
     monkeypatch.setattr(cancelled, "LOOK_S", 0.1)
     for name in ("PREFECT__WORKER_ID", "PREFECT__FLOW_RUN_ID"):
         monkeypatch.delenv(name, raising=False)

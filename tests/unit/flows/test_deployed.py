@@ -89,6 +89,9 @@ class Started:
     async def close(self, reason: str) -> None:
         self.closed.append(reason)
 
+    def release(self) -> None:
+        raise AssertionError("close does that")
+
 
 @pytest.fixture
 def started(monkeypatch):
@@ -98,7 +101,7 @@ def started(monkeypatch):
     monkeypatch.setattr(module, "choose", lambda config, resume: choice)
     monkeypatch.setattr(module, "require", lambda config: [])
     monkeypatch.setattr(module.Launch, "start", lambda *_, **__: launch)
-    monkeypatch.setattr(stop, "kill_everything", lambda code: None)
+    monkeypatch.setattr(stop, "kill_everything", lambda *_: None)
     monkeypatch.delenv("PREFECT__WORKER_ID", raising=False)
     monkeypatch.delenv("PREFECT__FLOW_RUN_ID", raising=False)
     return launch
@@ -146,7 +149,7 @@ def test_a_signal_during_the_start_ends_the_run_as_cancelled(started, monkeypatc
     async def training(_):
         raise AssertionError("it must not begin")
 
-    monkeypatch.setattr(stop, "kill_everything", lambda code: pytest.fail("it was killed"))
+    monkeypatch.setattr(stop, "kill_everything", lambda *_: pytest.fail("it was killed"))
     monkeypatch.setattr(module.Launch, "start", start)
     assert end_of(training).is_cancelled()
     assert started.closed == ["interrupted"]
@@ -157,7 +160,7 @@ def test_after_a_signal_nothing_is_started(started, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return []
 
-    monkeypatch.setattr(stop, "kill_everything", lambda code: pytest.fail("it was killed"))
+    monkeypatch.setattr(stop, "kill_everything", lambda *_: pytest.fail("it was killed"))
     monkeypatch.setattr(module, "require", told)
     monkeypatch.setattr(module.Launch, "start", lambda *_, **__: pytest.fail("it was started"))
     assert end_of(None).is_cancelled()

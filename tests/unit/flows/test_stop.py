@@ -86,7 +86,7 @@ def test_a_signal_that_may_wait_cancels_the_task_before_it_begins(
 ):
     """Somebody else must be told how the run ended, so it does not end before it can say so."""
     monkeypatch.setattr(stop.threading, "Timer", NoTimer)
-    monkeypatch.setattr(stop, "kill_everything", lambda code: pytest.fail("it was killed"))
+    monkeypatch.setattr(stop, "kill_everything", lambda *_: pytest.fail("it was killed"))
     begun = []
 
     async def body() -> None:
@@ -104,6 +104,38 @@ def test_a_signal_that_may_wait_cancels_the_task_before_it_begins(
     with Stopper(at_once=False) as patient:
         assert asyncio.run(run())
     assert not begun and patient.exit_code == 143
+
+
+LATE = """
+import asyncio, os
+from flows.stop import Stopper
+
+async def deaf():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass  # as where Prefect is away and asked again and again
+
+async def run():
+    task = asyncio.ensure_future(deaf())
+    stopper.watch(task, lambda: os.write(1, b"given back\\n"))
+    print("ready", flush=True)
+    await task
+
+with Stopper(clean_end_s=0.2) as stopper:
+    asyncio.run(run())
+"""
+
+
+def test_a_run_that_does_not_end_in_time_is_killed_and_given_back():
+    process = subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert output.index(STOPPING) < output.index(GOES_ON) < output.index("given back")
 
 
 EARLY = """
