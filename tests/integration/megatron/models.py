@@ -73,7 +73,7 @@ def random_batch(
         rollout_log_probs=rng.normal(-3, 1, responses.sum()).astype(np.float32),
         response_offsets=response_offsets,
         rewards=rewards,
-        raw_rewards=rewards.copy(),
+        raw_rewards=(rewards > 0).astype(np.float64),
         group_ids=np.arange(rows) // 4,
         rollout_ids=rollout_ids,
         denominators=denominators,

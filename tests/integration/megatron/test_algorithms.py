@@ -286,5 +286,6 @@ def test_the_entropy_of_right_answers_is_theirs_alone(
     expected = sum(entropies) / len(entropies)
     assert step["rollout/correct_entropy"] == pytest.approx(expected, rel=1e-5)
     assert step["rollout/entropy"] != pytest.approx(expected, rel=1e-3)
-    (none,) = steps_of(in_trainer(jobs.train, settings(model), [batch]))
+    wrong = replace(batch, raw_rewards=np.zeros(batch.num_rows))
+    (none,) = steps_of(in_trainer(jobs.train, settings(model), [wrong]))
     assert "rollout/correct_entropy" not in none

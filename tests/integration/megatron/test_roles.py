@@ -239,6 +239,7 @@ def test_two_ranks_train_like_one(
     pair = in_ranks(jobs.train_on_rank, base | LAYOUTS[layout], [two_steps] * 3)
     assert steps_of(pair[0]) == steps_of(pair[1])
     compared = ("loss", "grad_norm", "rollout/advantages", "kl_loss", "value_loss")
+    compared += ("rollout/entropy", "rollout/correct_entropy")
     for ours, theirs in zip(steps_of(pair[0]), alone, strict=True):
         for number in compared:
             if number in theirs:
