@@ -47,6 +47,7 @@ from slime_core.weights.sync.transports.tensor import TensorTransport
 
 log = logging.getLogger(__name__)
 TRACKER_TIMEOUT_S = 30.0
+TRACKER_TIMEOUT_OF_A_STOP_S = 4.0  # a stop is to end within nine seconds; the outbox keeps the rest
 WEIGHTS_TIMEOUT_S = 1800.0
 T = TypeVar("T")
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
