@@ -118,14 +118,22 @@ METRICS = (
     Metric("perf/non_generation_time/{statistic}", "s", "seconds of a sample outside the engine"),
     Metric("perf/{name}", "as the stage reports", "a further timing of a stage"),
     Metric("eval/{dataset}/missed", "flag", "1 where the evaluation failed and gave no result"),
-    Metric("eval/{dataset}", "reward", "mean reward on held-out prompts"),
+    Metric("eval/{dataset}/reward", "reward", "mean reward on held-out prompts"),
+    Metric(
+        "eval/{dataset}/pass@{k}", "share", "chance that k answers to a prompt hold a reward of 1"
+    ),
+    Metric("eval/{dataset}/response_len/{statistic}", "tokens", "length of the answers"),
+    Metric("eval/{dataset}/truncated_ratio", "share", "answers that ran into the length limit"),
+    Metric("eval/{dataset}/samples", "samples", "answers that were graded"),
     Metric("eval/{dataset}/{name}", "as the evaluation reports", "a number of the evaluation"),
+    Metric("eval/{dataset}", "reward", "mean reward on held-out prompts"),
 )
 
 
 @cache
 def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
-    return tuple((re.compile(_as_pattern(metric.name)), metric) for metric in METRICS)
+    whole_names_first = sorted(METRICS, key=lambda metric: "{" in metric.name)
+    return tuple((re.compile(_as_pattern(metric.name)), metric) for metric in whole_names_first)
 
 
 def _as_pattern(name: str) -> str:

@@ -1,6 +1,7 @@
 """Metrics follow from the documents, by known values."""
 
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -135,3 +136,20 @@ def test_a_missed_evaluation_is_counted_and_says_nothing_else():
     body = {"dataset": "held", "version": "l0-3", "metrics": {}, "missed": "no grader answered"}
     record = evaluation_record("evals/l0-3/held", 1.0, body)
     assert record.step == 3 and record.metrics == {"eval/held/missed": 1.0}
+
+
+def test_numbers_of_an_evaluation_have_a_meaning_of_their_own():
+    names = ("reward", "pass@{k}", "response_len/{statistic}", "truncated_ratio", "samples")
+    for name in names:
+        asked = f"eval/greedy/{name}".replace("{k}", "4").replace("{statistic}", "mean")
+        metric = find(asked)
+        assert metric is not None and metric.name == f"eval/{{dataset}}/{name}"
+    metric = find("eval/greedy")
+    assert metric is not None and metric.name == "eval/{dataset}"
+
+
+def test_every_name_of_the_registry_finds_its_own_entry():
+    for entry in METRICS:
+        asked = re.sub(r"\{\w+\}", "x", entry.name)
+        found = find(asked)
+        assert found is not None and found.name == entry.name, asked
