@@ -13,6 +13,7 @@ from slime_core.config.tree import RunConfig
 from slime_core.engines.sglang_options import needs_sglang, option_list, option_problems
 from slime_core.megatron.arguments import check_names, resolve
 from slime_core.megatron.declared import declared_fields
+from slime_core.megatron.divisible import check_divisible
 from slime_core.weights.tables import ModelShape
 
 
@@ -30,7 +31,8 @@ def check_megatron(
         findings.attempt(lambda n=name, v=value: check_names({n: v}))
     if shape is None or len(findings.problems) > before:
         return len(findings.problems) == before
-    settings = findings.attempt(lambda: trainer_settings(config, device, 0, 0))
+    # A start finds a port for the ranks to meet; here any number stands for it.
+    settings = findings.attempt(lambda: trainer_settings(config, device, 0, 1))
     if settings is None:
         return False
     classes = declared_fields()
@@ -40,6 +42,7 @@ def check_megatron(
     if len(findings.problems) == before:
         resolved = resolve(settings, shape, classes)
         findings.attempt(resolved.settings.check)
+        findings.attempt(lambda: check_divisible(resolved.settings, shape, resolved.transformer))
         if resolved.without_effect:
             listed = ", ".join(sorted(resolved.without_effect))
             findings.notes.append(f"megatron: without effect here: {listed}")

@@ -90,7 +90,12 @@ class TrainerActor:
         from slime_core.engines.tensor_wire import cut_buckets
 
         self.release_buckets()
-        self._shared = list(cut_buckets(self._built().named_hf_tensors(), most_bytes))
+        tensors = self._built().named_hf_tensors()
+        if self._settings.rank:
+            for _ in tensors:  # all ranks gather, rank 0 sends
+                pass
+            return []
+        self._shared = list(cut_buckets(tensors, most_bytes))
         return [bucket.wire() for bucket in self._shared]
 
     def release_buckets(self) -> None:
@@ -156,10 +161,16 @@ class TrainerGroup:
         self._setups = [actor.setup.remote() for actor in self._actors]
 
     async def ready(self) -> dict[str, Any]:
-        """Waits for the builds; returns rank 0's setup result."""
+        """Waits for the builds; returns the setup result that all ranks gave.
+
+        Raises:
+            TrainerError: a rank was not built, or they hold different weights.
+        """
         results = await answer(
             "the trainer to be built", self._start_timeout_s, self._setups, TrainerError
         )
+        if any(result != results[0] for result in results):
+            raise TrainerError(f"trainer ranks loaded different weights: {results}")
         return results[0]
 
     async def rebuild(self, config: RunConfig | None = None) -> dict[str, Any]:
@@ -183,12 +194,11 @@ class TrainerGroup:
             TrainerError: ranks differ, are tainted or do not answer; the group must be rebuilt.
         """
         states = await self._control("status")
-        first = states[0]
-        if any(state != first for state in states):
-            raise TrainerError(f"trainer ranks disagree: {states}")
-        if first["tainted"]:
+        if any(state["tainted"] for state in states):
             raise TrainerError("the trainer is tainted by an earlier error")
-        return first
+        if len({(state["epoch"], state["state"]) for state in states}) > 1:
+            raise TrainerError(f"trainer ranks disagree: {states}")
+        return states[0]
 
     async def result_of(self, state: str) -> dict[str, Any] | None:
         """The kept result of the iteration that led to `state`, if the ranks have it."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from slime_core.config.parallel import layout_of, without_layout
 from slime_core.config.tree import RunConfig
 from slime_core.refs import digest_of
 
@@ -51,16 +52,18 @@ def class_of(name: str) -> FieldClass:
 
 
 def values(config: RunConfig, field_class: FieldClass) -> dict[str, Any]:
-    """All fields of one class with their values, open groups included."""
+    """All fields of one class with their values, open groups included: of Megatron's options, the
+    parallel layout is operational, the others are numeric."""
     found = {
         name: getattr(getattr(config, group), name)
         for name, group in field_groups().items()
         if class_of(name) == field_class
     }
     if field_class == "numeric":
-        found["megatron"] = config.megatron
+        found["megatron"] = without_layout(config.megatron)
     if field_class == "operational":
         found["sglang"] = config.sglang
+        found["megatron"] = layout_of(config.megatron)
     return found
 
 

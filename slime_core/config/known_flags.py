@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from slime_core.config.expected import expected
 from slime_core.config.fields import OPEN_GROUPS, class_of, field_groups, field_info
+from slime_core.config.parallel import LAYOUT_OPTIONS
 
 DATA = Path(__file__).with_suffix(".csv")
 COLUMNS = ("name", "type", "default", "class", "status", "where")
@@ -94,7 +95,8 @@ def _shown(row: KnownFlag) -> tuple[str, ...]:
         kind, group = expected(info), class_of(row.field)
         default = _default(info.get_default(call_default_factory=True))
     elif row.field in OPEN_GROUPS:
-        group = "numeric" if row.field == "megatron" else "operational"
+        numeric = row.field == "megatron" and row.name not in LAYOUT_OPTIONS
+        group = "numeric" if numeric else "operational"
     where = row.where
     if row.status == "works" and row.field not in ("", row.name):
         where = f"{row.field}; {where}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_core.config import algorithm_rules, rollout_rules
+from slime_core.config import algorithm_rules, parallel, rollout_rules
 
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
@@ -18,7 +18,7 @@ def validate(config: RunConfig) -> None:
         algorithm_rules.validate,
         _eval,
         rollout_rules.validate,
-        _sizes,
+        parallel.layout_problem,
         _engines,
         _engine_size,
         _named_options,
@@ -79,14 +79,6 @@ def _eval(config: RunConfig) -> str | None:
     return None
 
 
-def _sizes(config: RunConfig) -> str | None:
-    cluster = config.cluster
-    ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
-    if ranks != 1:
-        return f"{ranks} trainer ranks were asked for, but one rank is what works so far: use 1"
-    return None
-
-
 def _engines(config: RunConfig) -> str | None:
     if config.cluster.rollout_num_gpus_per_engine != 1:
         return "engines over several GPUs are not there yet: set rollout_num_gpus_per_engine to 1"
@@ -110,5 +102,5 @@ def _named_options(config: RunConfig) -> str | None:
     """Options of Megatron's that are refused, or not there yet, also where YAML holds them."""
     from slime_core.config.known_flags import why_not  # reads the tree, which imports this module
 
-    names = [str(name).removeprefix("--").replace("-", "_") for name in config.megatron]
+    names = [parallel.option_name(name) for name in config.megatron]
     return "\n".join(reason for name in names if (reason := why_not(name, name))) or None

@@ -7,9 +7,10 @@ import xxhash
 from megatron.core import parallel_state
 
 from slime_core.megatron import parallel
+from slime_core.megatron.export import named_hf_tensors
 from slime_core.megatron.model import PolicyModel, local_entries
 from slime_core.weights.digest import tensor_bytes
-from slime_core.weights.tables import ModelShape
+from slime_core.weights.tables import ModelShape, bind
 
 _CHUNK = 1 << 24
 
@@ -34,6 +35,24 @@ def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -
     if len(own) == 1:
         return f"{role}:{own[0]}"
     return f"{role}:{xxhash.xxh3_64_hexdigest(''.join(own).encode())}"
+
+
+@torch.no_grad()
+def digest_as_on_one_rank(model: PolicyModel, shape: ModelShape, undivided: ModelShape) -> str:
+    """The digest that one rank with the policy's weights would give. A collective.
+
+    It gathers all tensors, so it is for the start, where a run must be known in any layout.
+
+    Args:
+        shape: of the model, with the vocabulary padded for its tensor-parallel size.
+        undivided: the same, padded for one rank.
+    """
+    hasher = xxhash.xxh3_64()
+    tensors = named_hf_tensors(model, shape)
+    for entry in bind(undivided):
+        parts = [next(tensors)[1] for _ in entry.hf_names]
+        hasher.update(tensor_bytes(entry.to_megatron(parts, 0, 1)))
+    return f"actor:{hasher.hexdigest()}"
 
 
 @torch.no_grad()

@@ -115,10 +115,12 @@ def export_hf(
     Raises:
         TrainerError: the folder cannot be written (for example a full disk).
     """
-    writer = _Writer(Path(directory), version, max_file_bytes) if dist.get_rank() == 0 else None
-    digest, count = TensorsDigest(), 0
+    tensors, digest, count = named_hf_tensors(model, shape), TensorsDigest(), 0
+    writer, failure = None, ""
     try:
-        for name, tensor in named_hf_tensors(model, shape):
+        if dist.get_rank() == 0:
+            writer = _Writer(Path(directory), version, max_file_bytes)
+        for name, tensor in tensors:
             count += 1
             if writer is not None:
                 host = tensor.detach().to("cpu").contiguous()
@@ -127,11 +129,16 @@ def export_hf(
         if writer is not None:
             writer.finish(Path(settings.hf_checkpoint), settings.dtype)
     except OSError as error:
-        raise TrainerError(f"weights cannot be written to {directory}: {error}") from error
-    summary = parallel.from_first_rank(
-        (digest.hexdigest(), writer.total_bytes if writer is not None else 0)
+        failure = f"weights cannot be written to {directory}: {error}"
+        for _ in tensors:  # the other ranks still gather, and must not wait for this one
+            pass
+    total_bytes = 0 if writer is None else writer.total_bytes
+    failure, hexdigest, total_bytes = parallel.from_first_rank(
+        (failure, digest.hexdigest(), total_bytes)
     )
-    return {"digest": summary[0], "bytes": summary[1], "tensors": count}
+    if failure:
+        raise TrainerError(failure)
+    return {"digest": hexdigest, "bytes": total_bytes, "tensors": count}
 
 
 class _Writer:

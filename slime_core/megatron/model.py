@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import ResolvedOptions, has_parameter
 from slime_core.megatron.attention import Pack
+from slime_core.megatron.divisible import check_divisible
 from slime_core.megatron.layer_spec import decoder_spec
 from slime_core.megatron.rotary import rotary_frequencies, rotary_tables
 from slime_core.megatron.settings import TrainerSettings
@@ -198,7 +199,7 @@ def build_model(
         ConfigError: weights and config.json do not belong together, or the parallel sizes do not
             divide the model.
     """
-    _check_divisible(settings, shape, options)
+    check_divisible(settings, shape, options.transformer)
     shape = replace(
         shape,
         padded_vocab_size=padded_vocab_size(
@@ -287,27 +288,4 @@ def _refuse_unknown(tensors: HFTensors, shape: ModelShape, checkpoint: str) -> N
         raise ConfigError(
             f"{checkpoint} holds {len(unknown)} tensors that a {shape.model_type} model with its "
             f"config.json has not, such as {unknown[0]!r}"
-        )
-
-
-def _check_divisible(
-    settings: TrainerSettings, shape: ModelShape, options: ResolvedOptions
-) -> None:
-    size = settings.tensor_model_parallel_size
-    for name, value in (
-        ("num_attention_heads", shape.num_heads),
-        ("num_key_value_heads", shape.num_kv_heads),
-        ("intermediate_size", shape.ffn_size),
-    ):
-        if value % size:
-            raise ConfigError(
-                f"tensor_model_parallel_size {size} does not divide the model's {name} {value}"
-            )
-    stages = settings.pipeline_model_parallel_size
-    uneven = any("pipeline_stage" in name for name in options.transformer)
-    if shape.num_layers % stages and not uneven:
-        raise ConfigError(
-            f"the model's {shape.num_layers} layers cannot be dealt evenly to "
-            f"pipeline_model_parallel_size {stages} stages; set the megatron options "
-            "num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from slime_core.megatron import parallel
 from slime_core.megatron.attention import Pack
 from slime_core.megatron.optimizer import TrainState
 from slime_core.megatron.settings import TrainerSettings
-from slime_core.weights.tables import ModelShape
+from slime_core.weights.tables import ModelShape, bind
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,9 @@ class Passes:
         cost = None
         if settings.data_parallel_size > 1:
             width = self.shape.num_heads * self.shape.head_dim
-            size = sum(p.numel() for p in self.state.model.parameters())
+            # Of the whole model: all pipeline stages must deal the rows alike.
+            sizes = [size for entry in bind(self.shape) for size in entry.hf_shapes]
+            size = sum(math.prod(one) for one in sizes)
             cost = SequenceCost.of_transformer(size, self.shape.num_layers, width)
         return SchedulePolicy(
             micro_batch_size=settings.micro_batch_size,

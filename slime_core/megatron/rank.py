@@ -54,7 +54,8 @@ class TrainerRank:
 
         Returns:
             {"weights_digest": of the policy's initial weights, "parameters": their number}. It
-            names where the run begins, and so it is the same whatever other roles there are.
+            names where the run begins, and so it is the same whatever other roles there are, and
+            however many ranks.
 
         Raises:
             ConfigError: settings and model do not fit together.
@@ -65,7 +66,7 @@ class TrainerRank:
                 raise TrainerError("setup was called twice")
             self._trainer = self._build(self.settings)
             return {
-                "weights_digest": self._trainer.policy_digest(),
+                "weights_digest": self._trainer.start_digest(),
                 "parameters": self._trainer.num_parameters,
             }
 

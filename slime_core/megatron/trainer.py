@@ -27,7 +27,7 @@ from slime_core.megatron import parallel
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint, write_state
 from slime_core.megatron.critic import as_metrics, build_critic
-from slime_core.megatron.digest import weights_digest
+from slime_core.megatron.digest import digest_as_on_one_rank, weights_digest
 from slime_core.megatron.export import export_hf, named_hf_tensors
 from slime_core.megatron.manifest import directory_digest
 from slime_core.megatron.model import build_model
@@ -39,7 +39,7 @@ from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.signals import Columns, response_columns
 from slime_core.megatron.step import LARGEST, Gradients, PolicySteps
 from slime_core.plugins.trainer_hooks import load_trainer_hooks
-from slime_core.weights.tables import bind, read_shape
+from slime_core.weights.tables import bind, padded_vocab_size, read_shape
 
 log = logging.getLogger(__name__)
 CRITIC = "critic"  # a folder inside a checkpoint, as are roles that copy the policy
@@ -99,6 +99,17 @@ class PolicyTrainer:
     def policy_digest(self) -> str:
         """See digest.weights_digest."""
         return weights_digest(self.state.model, self.shape)
+
+    def start_digest(self) -> str:
+        """The policy's digest as one rank would give it: it names where a run begins, whatever the
+        layout of its ranks."""
+        if self.settings.model_parallel_size == 1:
+            return self.policy_digest()
+        rows = padded_vocab_size(
+            self.shape.vocab_size, self.settings.make_vocab_size_divisible_by, 1
+        )
+        undivided = replace(self.shape, padded_vocab_size=rows)
+        return digest_as_on_one_rank(self.state.model, self.shape, undivided)
 
     def weights_digest(self) -> str:
         """Digests of all that is trained: of the policy and, if there is one, of the critic."""

@@ -39,8 +39,9 @@ def hold(point: str, iteration: int) -> None:
     name = f"{point}@{iteration}"
     log.warning("held at %s until killed", name)
     folder = Path(os.environ[HOLD_DIR])
-    (folder / f".{name}").write_text(str(os.getpid()), encoding="ascii")
-    (folder / f".{name}").rename(folder / name)  # whoever sees the file sees the pid in it
+    own = folder / f".{name}.{os.getpid()}"  # several ranks may come here at once
+    own.write_text(str(os.getpid()), encoding="ascii")
+    own.rename(folder / name)  # whoever sees the file sees the pid in it
     deadline = Deadline(f"somebody to kill this process, held at {name}", HOLD_LIMIT_S)
     while True:
         deadline.check()

@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_core.config.fields import identity_digest, numeric_digest, values
 from slime_core.config.loading import apply_overrides, build_config
+from slime_core.config.parallel import without_layout
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, DigestError, MissingError
 from slime_core.evaluation.obligations import owed
@@ -134,7 +135,8 @@ def record_config(run: Backend, config: RunConfig) -> None:
 
 
 def recorded_config(run: Backend, numeric: str, overrides: dict[str, Any]) -> RunConfig:
-    """The configuration of iterations with a numeric digest, with single values put over it.
+    """The configuration of iterations with a numeric digest, with single values put over it. The
+    layout of its ranks is left out: it is that of one rank, unless given anew.
 
     Raises:
         ConfigError: it was never recorded.
@@ -146,6 +148,7 @@ def recorded_config(run: Backend, numeric: str, overrides: dict[str, Any]) -> Ru
             f"{run.url} does not hold the configuration {numeric[:12]}: resume the run once with "
             "it, or give the configuration"
         ) from error
+    tree = tree | {"megatron": without_layout(tree.get("megatron", {}))}
     return build_config(apply_overrides(tree, overrides))
 
 

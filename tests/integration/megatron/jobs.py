@@ -69,7 +69,8 @@ def train(
     """Trains batches one after another; states are numbered by batch."""
     saved = None
     with trainer(settings) as rank:
-        loaded = None
+        assert rank._trainer is not None
+        loaded, start = None, rank._trainer.start_digest()
         if load is not None:
             loaded = rank.load(load)
         first = int(rank.status()["state"][1:])
@@ -81,7 +82,7 @@ def train(
                 saved = rank.save(save_after[1])
         if export_to is not None:
             rank.export_hf(export_to, "a-1")
-        return {"results": results, "loaded": loaded, "saved": saved}
+        return {"results": results, "loaded": loaded, "saved": saved, "start": start}
 
 
 def held_places(settings: dict[str, Any]) -> dict[str, list[int]]:

@@ -81,6 +81,7 @@ def test_two_ranks_train_like_one(
         jobs.train_on_rank, settings, batches(), None, (1, checkpoint), str(tmp_path / "hf")
     )
     assert steps_of(first) == steps_of(second)
+    assert first["start"] == second["start"] == alone["start"], "one run in any layout"
     assert_same_numbers(steps_of(first), steps_of(alone))
     ours = load_file(tmp_path / "hf" / "model.safetensors")
     theirs = load_file(alone["export"] / "model.safetensors")

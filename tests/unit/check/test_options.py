@@ -2,6 +2,8 @@
 
 from slime_core.check.findings import Findings
 from slime_core.check.options import check_megatron
+from slime_core.weights.tables import read_shape
+from tests.unit.check.model_folders import QUICKSTART
 from tests.unit.config.trees import small
 
 
@@ -19,3 +21,25 @@ def test_a_seq_length_below_what_the_run_makes_is_a_note():
     ]
     assert notes(megatron={"seq_length": 8}, rollout_max_response_len=8) == []
     assert notes(megatron={"seq_length": 8}, rollout_max_context_len=9)
+
+
+def problems(ranks: int, **megatron) -> list[str]:
+    """Of the quickstart's model on so many ranks."""
+    folder = str(QUICKSTART.with_suffix("") / "model")
+    findings = Findings()
+    config = small(
+        hf_checkpoint=folder, device="cpu", actor_num_gpus_per_node=ranks, megatron=megatron
+    )
+    check_megatron(config, "cpu", read_shape(folder), findings)
+    return findings.problems
+
+
+def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():
+    assert problems(2) == problems(2, tensor_model_parallel_size=2) == []
+    assert problems(2, pipeline_model_parallel_size=2) == []
+    (heads,) = problems(3, tensor_model_parallel_size=3)
+    assert "size 3 does not divide the model's num_attention_heads" in heads
+    (layers,) = problems(3, pipeline_model_parallel_size=3)
+    assert "layers cannot be dealt evenly to pipeline_model_parallel_size 3" in layers
+    (sequence,) = problems(2, sequence_parallel=True)
+    assert "sequence_parallel needs tensor_model_parallel_size above 1" in sequence

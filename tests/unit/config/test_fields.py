@@ -155,3 +155,15 @@ def test_open_groups_have_a_class_too():
     assert numeric_digest(small()) == numeric_digest(small(sglang={"dtype": "float32"}))
     assert values(small(sglang={"a": 1}), "operational")["sglang"] == {"a": 1}
     assert "megatron" not in values(small(), "identity")
+
+
+def test_where_the_model_lies_is_operational_though_megatrons_options_are_numeric():
+    one = small(megatron={"weight_decay": 0.1})
+    spread = small(
+        device="cpu",
+        actor_num_gpus_per_node=2,
+        megatron={"weight_decay": 0.1, "--tensor-model-parallel-size": 2},
+    )
+    assert numeric_digest(one) == numeric_digest(spread)
+    assert values(spread, "numeric")["megatron"] == {"weight_decay": 0.1}
+    assert values(spread, "operational")["megatron"] == {"--tensor-model-parallel-size": 2}

@@ -5,6 +5,8 @@ import pytest
 from slime_core.errors import ConfigError
 from tests.unit.config.trees import small
 
+TP2 = {"tensor_model_parallel_size": 2}
+
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
@@ -45,7 +47,16 @@ from tests.unit.config.trees import small
             {"rollout_max_prompt_len": 9, "rollout_max_context_len": 9},
             ("no room for a response", "at most 8"),
         ),
-        ({"actor_num_gpus_per_node": 2}, ("2 trainer ranks", "use 1")),
+        ({"actor_num_gpus_per_node": 2}, ("2 trainer ranks work on the CPU", "device to cpu")),
+        ({"device": "cuda", "actor_num_gpus_per_node": 2}, ("several GPUs are not tried",)),
+        ({"device": "cpu", "actor_num_nodes": 2}, ("actor_num_nodes 2: trainer ranks on several",)),
+        (
+            {"device": "cpu", "actor_num_gpus_per_node": 3, "megatron": TP2},
+            ("size 2 x pipeline_model_parallel_size 1 = 2", "node is 3", "a multiple of 2"),
+        ),
+        ({"megatron": TP2}, ("actor_num_gpus_per_node is 1: make it a multiple of 2",)),
+        ({"megatron": {"context-parallel-size": 2}}, ("context_parallel_size 2 is not there yet",)),
+        ({"megatron": {"expert_model_parallel_size": 2}}, ("expert_model_parallel_size 2",)),
         ({"rollout_num_gpus_per_engine": 2}, ("rollout_num_gpus_per_engine to 1",)),
     ],
 )
@@ -81,6 +92,12 @@ def test_steps_follow_from_whatever_is_given(overrides, steps):
         {"rm_type": None, "custom_rm_path": "a.b", "label_key": None},
         {"rm_type": "random", "label_key": None},
         {"num_rollout": 0},
+        {"device": "cpu", "actor_num_gpus_per_node": 2},
+        {
+            "device": "cpu",
+            "actor_num_gpus_per_node": 4,
+            "megatron": {**TP2, "pipeline_model_parallel_size": 2, "sequence_parallel": True},
+        },
     ],
 )
 def test_what_fits_together_passes(overrides):

@@ -45,7 +45,7 @@ class StubTrainer:
         self.entered, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
 
-    def policy_digest(self) -> str:
+    def start_digest(self) -> str:
         return self.weights_digest()
 
     def weights_digest(self) -> str:

@@ -128,3 +128,13 @@ def test_the_configuration_comes_back_without_what_may_be_secret(ctx):
     again = recorded_config(ctx.backend, numeric_digest(config), {})
     assert again == config.model_copy(update={"sglang": {}})
     assert not any(b"hidden" in ctx.backend.get(e.key) for e in ctx.backend.list("configs/"))
+
+
+def test_an_iteration_of_several_ranks_comes_back_for_one(ctx):
+    megatron = {"weight_decay": 0.5, "tensor_model_parallel_size": 2}
+    cluster = ctx.config.cluster.model_copy(update={"device": "cpu", "actor_num_gpus_per_node": 2})
+    config = ctx.config.model_copy(update={"megatron": megatron, "cluster": cluster})
+    record_config(ctx.backend, config)
+    again = recorded_config(ctx.backend, numeric_digest(config), {"actor_num_gpus_per_node": 1})
+    assert again.megatron == {"weight_decay": 0.5}
+    assert again.cluster.actor_num_gpus_per_node == 1

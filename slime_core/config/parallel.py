@@ -1,0 +1,76 @@
+"""How the trainer's ranks share the model, as Megatron's options say it.
+
+The layout decides where numbers are computed, not which ones: it is operational, though Megatron's
+other options are numeric, and a run may go on in another layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slime_core.config.tree import RunConfig
+
+LAYOUT_OPTIONS = frozenset(
+    {
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+        "sequence_parallel",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "decoder_first_pipeline_num_layers",
+        "decoder_last_pipeline_num_layers",
+    }
+)
+_NOT_THERE = ("context_parallel_size", "expert_model_parallel_size")
+
+
+def option_name(given: str) -> str:
+    """A Megatron option as a field, however it was written."""
+    return str(given).removeprefix("--").replace("-", "_")
+
+
+def layout_of(megatron: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that place the model on ranks."""
+    return {name: value for name, value in megatron.items() if option_name(name) in LAYOUT_OPTIONS}
+
+
+def without_layout(megatron: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that can change a number."""
+    return {
+        name: value for name, value in megatron.items() if option_name(name) not in LAYOUT_OPTIONS
+    }
+
+
+def layout_problem(config: RunConfig) -> str | None:
+    """Why the ranks that were asked for cannot be had, in a sentence; None where they can."""
+    cluster = config.cluster
+    layout = {option_name(name): value for name, value in layout_of(config.megatron).items()}
+    for name in _NOT_THERE:
+        if layout.get(name, 1) != 1:
+            return f"{name} {layout[name]} is not there yet: use 1"
+    ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
+    if ranks > 1 and cluster.device != "cpu":
+        return (
+            f"{ranks} trainer ranks work on the CPU of one machine so far, several GPUs are not "
+            "tried: set actor_num_nodes and actor_num_gpus_per_node to 1, or device to cpu"
+        )
+    if cluster.actor_num_nodes > 1:
+        return (
+            f"actor_num_nodes {cluster.actor_num_nodes}: trainer ranks on several machines are not "
+            "there yet: use 1, and give the ranks by actor_num_gpus_per_node"
+        )
+    tensor = layout.get("tensor_model_parallel_size", 1)
+    pipeline = layout.get("pipeline_model_parallel_size", 1)
+    if not all(type(size) is int and size > 0 for size in (tensor, pipeline)):
+        return None  # the check of Megatron's options says which type they have
+    if ranks % (tensor * pipeline):
+        return (
+            f"tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {pipeline} = "
+            f"{tensor * pipeline} ranks hold the model, but actor_num_gpus_per_node is {ranks}: "
+            f"make it a multiple of {tensor * pipeline}"
+        )
+    return None

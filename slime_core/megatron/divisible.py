@@ -1,0 +1,41 @@
+"""Whether a model can be cut for its ranks. Imports neither torch nor megatron."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime_core.errors import ConfigError
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.tables import ModelShape
+
+
+def check_divisible(
+    settings: TrainerSettings, shape: ModelShape, transformer: Mapping[str, Any]
+) -> None:
+    """Compares the parallel sizes with the model.
+
+    Args:
+        transformer: further fields of TransformerConfig (ResolvedOptions.transformer).
+
+    Raises:
+        ConfigError: names the size and what it does not divide.
+    """
+    size = settings.tensor_model_parallel_size
+    for name, value in (
+        ("num_attention_heads", shape.num_heads),
+        ("num_key_value_heads", shape.num_kv_heads),
+        ("intermediate_size", shape.ffn_size),
+    ):
+        if value % size:
+            raise ConfigError(
+                f"tensor_model_parallel_size {size} does not divide the model's {name} {value}"
+            )
+    stages = settings.pipeline_model_parallel_size
+    uneven = any("pipeline_stage" in name for name in transformer)
+    if shape.num_layers % stages and not uneven:
+        raise ConfigError(
+            f"the model's {shape.num_layers} layers cannot be dealt evenly to "
+            f"pipeline_model_parallel_size {stages} stages; set the megatron options "
+            "num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage"
+        )
