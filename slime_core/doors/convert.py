@@ -77,8 +77,9 @@ def _slimes_defaults(values: dict[str, Any], arguments: list[str]) -> dict[str, 
     """Sizes that slime takes where a script says nothing, and that are others here."""
     found = {"actor_num_gpus_per_node": 8, **values}
     if "--colocate" in arguments and "rollout_num_gpus" not in values:
-        nodes = int(found.get("actor_num_nodes", 1))
-        found["rollout_num_gpus"] = nodes * int(found["actor_num_gpus_per_node"])
+        sizes = [str(found.get(name, 1)) for name in ("actor_num_nodes", "actor_num_gpus_per_node")]
+        if all(size.isdecimal() for size in sizes):  # a check tells of the others
+            found["rollout_num_gpus"] = int(sizes[0]) * int(sizes[1])
     return found
 
 

@@ -21,8 +21,11 @@ ASSIGNMENT = re.compile(r"(\w+)(\+?=)")
 PARAMETER = re.compile(r"(\w+)(?:(:?[-=?+])(.*))?", re.S)
 OPENING = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "{": "}",
            "(": ")"}  # fmt: skip
-IGNORED = ("elif", ")", "set", "cd", "sleep", "echo", "wait", "shift")
+IGNORED = ("elif", ")", "set", "cd", "sleep", "echo", "wait", "shift", "true")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
+BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
+MOST_NUMBERS = 10_000
+"""What one `seq` may print: a list of flags is never longer."""
 SEQ = re.compile(r"\s*seq((?:\s+-?\d+){1,3})\s*")
 UP = re.compile(r"dirname[^)]*\)[\"']?((?:/\.\.)+)")
 ENTRY = re.compile(r"(^|/)train(_async)?\.py$")
@@ -100,9 +103,10 @@ class _Follower:
             raise ConfigError(f"{shown} sources itself")
         self._following.append(shown)
         open_blocks: list[str] = []
+        certain = True
         for line in _read_commands(shown, text):
             if line.words[0].plain in ("then", "else", "do"):
-                line = Line(line.number, line.words[1:])
+                line = Line(line.number, line.words[1:], line.after)
             word = line.words[0].plain if line.words else ""
             if open_blocks and word == open_blocks[-1]:
                 open_blocks.pop()
@@ -113,8 +117,10 @@ class _Follower:
                     self._others.append(f"`{word}` at line {line.number} of {Path(shown).name}")
                 continue
             where = f"line {line.number} of {Path(shown).name}"
+            runs = not line.after or (certain and line.after == "&&")
+            certain = runs and _succeeds(word)
             if line.words and word not in IGNORED:
-                self._command(line, where, path, inside=bool(open_blocks))
+                self._command(line, where, path, inside=bool(open_blocks) or not runs)
         self._following.pop()
 
     def _command(self, line: Line, where: str, path: Path, *, inside: bool) -> None:
@@ -141,7 +147,7 @@ class _Follower:
         assert match is not None, "only words that begin with NAME= come here"
         name, adds = match[1], match[2] == "+="
         if inside:
-            self._values[name] = Unknown(f"it is set inside a block at {where}")
+            self._values[name] = Unknown(f"it is set inside a block or after && or || at {where}")
             return
         try:
             self._values[name] = self._value(word, match.end(), path, name, adds=adds)
@@ -205,13 +211,22 @@ class _Follower:
 
     def _joined(self, parts: list[Part], path: Path) -> str:
         """The parts as one text, as in an assignment."""
-        return "".join(" ".join(self._part(part, path)) for part in parts)
+        return "".join(" ".join(self._part(part, path)) for part in self._at_home(parts))
+
+    def _at_home(self, parts: list[Part]) -> list[Part]:
+        """The parts with a leading ~ as bash reads it."""
+        home = self._values.get("HOME", self._environment.get("HOME"))
+        first = parts[0] if parts else None
+        if not first or first.kind != "text" or first.quoted or not isinstance(home, str):
+            return parts
+        name, slash, rest = first.text.partition("/")
+        return [Part("text", f"{home}{slash}{rest}", True), *parts[1:]] if name == "~" else parts
 
     def _expand(self, parts: list[Part], path: Path) -> list[str]:
         """The words that bash makes of one word: arrays and unquoted values are several."""
         found: list[str] = []
         current: str | None = None
-        for part in parts:
+        for part in self._at_home(parts):
             texts = self._part(part, path)
             split = part.kind != "text" and not part.quoted
             if split:
@@ -226,6 +241,8 @@ class _Follower:
 
     def _part(self, part: Part, path: Path) -> list[str]:
         if part.kind == "text":
+            if not part.quoted and BRACES.search(part.text):
+                raise ConfigError(f"{part.text} is a form that is not read: write its words out")
             return [part.text]
         if part.kind == "command":
             return self._output(part.text, path)
@@ -234,13 +251,11 @@ class _Follower:
     def _output(self, command: str, path: Path) -> list[str]:
         """What a command prints where that can be known: arithmetic, seq, the script's folder."""
         if command.startswith("(") and command.endswith(")"):
-            return [str(evaluate(command[1:-1], lambda name: self._variable(name, path)[0]))]
+            count = evaluate(command[1:-1], lambda name: "".join(self._variable(name, path)[:1]))
+            return [str(count)]
         sequence = SEQ.fullmatch(command)
         if sequence:
-            numbers = [int(text) for text in sequence[1].split()]
-            first = numbers[0] if len(numbers) > 1 else 1
-            step = numbers[1] if len(numbers) > 2 else 1
-            return [" ".join(str(n) for n in range(first, numbers[-1] + 1, step))]
+            return [_sequence(command, [int(text) for text in sequence[1].split()])]
         if "dirname" in command and ("BASH_SOURCE" in command or "$0" in command):
             folder = path.resolve().parent
             ups = UP.search(command)
@@ -251,19 +266,32 @@ class _Follower:
 
     def _variable(self, expression: str, path: Path) -> list[str]:
         array = re.fullmatch(r"(\w+)\[[@*]\]", expression)
+        if expression in ("@", "*"):
+            self._notes.append(
+                f'"${expression}" is read as nothing: give more flags to slime check'
+            )
+            return []
         name = array[1] if array else expression
         match = PARAMETER.fullmatch(name)
         if not match:
             raise ConfigError(f"${{{expression}}} is a form that is not read")
         name, operator, other = match[1], match[2] or "", match[3] or ""
         value = self._values.get(name, self._environment.get(name))
+        if isinstance(value, Unknown) and name in self._environment:
+            value = self._environment[name]
         if isinstance(value, Unknown):
             raise ConfigError(f"${name} is not known without running the script: {value.why}")
         empty = value is None or (value in ("", []) and operator.startswith(":"))
         if operator.endswith("+"):
             return [] if empty else [self._joined(parts_of(other), path)]
         if empty and operator[-1:] in ("-", "="):
-            return [self._joined(parts_of(other), path)]
+            bare = other.startswith("~/") or other == "~"
+            return [self._joined([Part("text", other[:2], False)] if bare else [], path)
+                    + self._joined(parts_of(other[2:] if bare else other), path)]  # fmt: skip
+        if value is None and name.isdigit():
+            raise ConfigError(
+                f"${name} is an argument of the script: write its value in the script"
+            )
         if value is None:
             raise ConfigError(
                 f"${name} has no value: give it in the environment, as in "
@@ -272,6 +300,22 @@ class _Follower:
         if isinstance(value, list):
             return value if array else value[:1]
         return [value]
+
+
+def _succeeds(word: str) -> bool:
+    """Whether a command surely ends well, so that what follows && runs."""
+    known = (*IGNORED, *DECLARING, "source", ".")
+    return word in known or bool(ASSIGNMENT.match(word))
+
+
+def _sequence(command: str, numbers: list[int]) -> str:
+    """What `seq` prints, as words."""
+    first = numbers[0] if len(numbers) > 1 else 1
+    step = numbers[1] if len(numbers) > 2 else 1
+    last = numbers[-1] + (1 if step > 0 else -1)
+    if not step or len(range(first, last, step)) > MOST_NUMBERS:
+        raise ConfigError(f"$({command.strip()}) has no end, or more than {MOST_NUMBERS:,} numbers")
+    return " ".join(str(number) for number in range(first, last, step))
 
 
 def _is_entry(word: Word) -> bool:

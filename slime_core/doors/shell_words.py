@@ -10,6 +10,7 @@ from slime_core.errors import ConfigError
 
 BLANKS = " \t"
 ENDS = "\n;|&"
+LINKS = ("&&", "||")
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 CLOSING = {"{": "}", "(": ")"}
 
@@ -44,10 +45,16 @@ class Word:
 
 @dataclass(frozen=True)
 class Line:
-    """One command: its words, and the line it begins in, counted from 1."""
+    """One command.
+
+    Attributes:
+        number: the line it begins in, counted from 1.
+        after: `&&` or `||` where it hangs on how the command before it ended.
+    """
 
     number: int
     words: list[Word]
+    after: str = ""
 
 
 def commands_of(text: str) -> list[Line]:
@@ -78,7 +85,7 @@ class _Reader:
     def commands(self) -> list[Line]:
         found: list[Line] = []
         words: list[Word] = []
-        number = 1
+        number, after = 1, ""
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in BLANKS or self.text.startswith("\\\n", self.at):
@@ -89,15 +96,18 @@ class _Reader:
                 continue
             elif char in ENDS or char in "()":
                 if words:
-                    found.append(Line(number, words))
-                    words = []
+                    found.append(Line(number, words, after))
+                    words, after = [], ""
                 if char in "()":
-                    found.append(Line(self._line(), [Word([Part("text", char, False)])]))
-                self.at += 1
+                    found.append(Line(self._line(), [Word([Part("text", char, False)])], after))
+                    after = ""
+                if self.text.startswith(LINKS, self.at):
+                    after = self.text[self.at : self.at + 2]
+                self.at += 2 if self.text.startswith(LINKS, self.at) else 1
             else:
                 number = number if words else self._line()
                 words.append(self._word())
-        return [*found, Line(number, words)] if words else found
+        return [*found, Line(number, words, after)] if words else found
 
     def _line(self) -> int:
         return self.text.count("\n", 0, self.at) + 1

@@ -77,6 +77,12 @@ def test_unknown_flags_and_wrong_values_are_reported_and_left_to_the_check(tmp_p
     assert "to decide: run.num_rollout is missing" in said
 
 
+def test_a_size_that_is_no_number_is_left_to_the_check(tmp_path):
+    found = convert(script(tmp_path, "--colocate --actor-num-nodes two"), {})
+    assert "rollout_num_gpus" not in found.tree["cluster"]
+    assert any("actor_num_nodes must be" in line for line in found.report)
+
+
 def test_checkpoint_folders_mean_what_they_are(tmp_path):
     flags = "--hf-checkpoint m --load other --save s --ref-load m"
     found = convert(script(tmp_path, flags), {})

@@ -31,6 +31,9 @@ SAME = {
     "exports": "export A=1 B='2 3'\npython train.py $A \"$B\"",
     "adding text": 'A="x"\nA+="y"\npython train.py $A',
     "one of an array": "A=(a b)\npython train.py $A ${A[@]}",
+    "home": 'A=~/a\npython train.py ~/m ~ "~/q" x~/y ${B:-~/b} $A',
+    "what a chain surely does": "cd / && A=1 && B=2\npkill -0 0 || true\npython train.py $A $B",
+    "no arguments of its own": 'python train.py --seed 1 "$@" $*',
     "joined to an array": 'A=(a b)\npython train.py "<${A[@]}>" x${A[@]}y',
 }
 
@@ -94,8 +97,14 @@ def test_the_command_may_stand_behind_a_job_submission(tmp_path):
     [
         ("python train.py $NOWHERE", "line 1 of run.sh: $NOWHERE has no value: give it in the env"),
         ("A=$(nproc)\npython train.py $A", "what $(nproc) prints is not known without running it"),
-        ("if true; then\n A=1\nfi\npython train.py $A", "it is set inside a block at line 2"),
-        ("for i in 1 2; do A=$i; done\npython train.py $A", "set inside a block at line 1"),
+        (
+            "if true; then\n A=1\nfi\npython train.py $A",
+            "it is set inside a block or after && or || at line 2",
+        ),
+        (
+            "for i in 1 2; do A=$i; done\npython train.py $A",
+            "inside a block or after && or || at line 1",
+        ),
         ("python train.py ${A//x/y}", "${A//x/y} is a form that is not read"),
         ("python train.py $((1 << 3))", "$((1 << 3)) is not counted: 1 << 3 is a form that is not"),
         ("A=x\npython train.py $((A / 0))", "$((A / 0)) is not counted: invalid literal for int"),
@@ -119,6 +128,27 @@ def test_what_cannot_be_known_is_named_with_its_line(text, sentence, tmp_path):
     with pytest.raises(ConfigError) as error:
         arguments_of(tmp_path, text)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("text, part", [
+    ('[ -z "$A" ] && A=1\npython train.py $A', "after && or || at line 1"),
+    ("grep -q x y || A=2\npython train.py ${A:-1}", "after && or || at line 1"),
+    ("[[ 1 == 1 ]] && A=1 || A=2\npython train.py $A", "after && or || at line 1"),
+    ("A=()\npython train.py $((A + 1))", "$((A + 1)) is not counted"),
+    ("python train.py $(seq 1 99999999999)", "more than 10,000 numbers"),
+    ("python train.py $(seq 1 0 5)", "has no end"),
+    ("python train.py --bs {1,2}", "{1,2} is a form that is not read"),
+    ("python train.py --seed $1", "$1 is an argument of the script"),
+])  # fmt: skip
+def test_what_would_be_read_otherwise_than_bash_does_is_refused(text, part, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        arguments_of(tmp_path, text)
+    assert part in str(error.value)
+
+
+def test_what_only_a_run_would_show_may_come_from_the_environment(tmp_path):
+    text = "[ -e /x ] && A=1\nB=$(nproc)\npython train.py $A $B"
+    assert arguments_of(tmp_path, text, A="7", B="8") == ["7", "8"]
 
 
 def test_what_makes_the_shell_comfortable_is_not_read(tmp_path):
