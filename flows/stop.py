@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -131,5 +132,7 @@ def kill_everything(exit_code: int, give_back: Callable[[], object] | None = Non
 
 def write(text: str) -> None:
     """Writes a line past Python's streams: a handler may run in the middle of a print, which must
-    not be entered again."""
-    os.write(1, f"\n{text}\n".encode())
+    not be entered again. Where nobody reads any more (a closed pipe or terminal) the stop goes on.
+    """
+    with suppress(OSError):
+        os.write(1, f"\n{text}\n".encode())

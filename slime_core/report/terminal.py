@@ -5,6 +5,8 @@ Iterations are named as everywhere else, from 0; how many are done is a count.
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
 from collections import deque
@@ -15,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+log = logging.getLogger(__name__)
 STAGE_TIMES = {
     "generate": "perf/rollout_time",
     "train": "perf/train_time",
@@ -23,6 +26,20 @@ STAGE_TIMES = {
 PACE_WINDOW = 20
 REDRAWS_PER_S = 2
 SEPARATOR = "  "
+
+
+class _Output(Console):
+    """Falls silent where nobody reads any more (a closed pipe or terminal): a training does not end
+    for want of a reader."""
+
+    def on_broken_pipe(self) -> None:
+        if self.quiet:
+            return
+        self.quiet = True
+        log.warning("nobody reads the progress any more; the run goes on without showing it")
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())  # Python's last flush would fail, too
+        os.close(nowhere)
 
 
 class Terminal:
@@ -50,7 +67,7 @@ class Terminal:
         self._now = ""
         self._told_no_signal = False
         self._start: _Start | None = None
-        self._console = Console(file=self._stream, highlight=False, soft_wrap=True, width=width)
+        self._console = _Output(file=self._stream, highlight=False, soft_wrap=True, width=width)
         wanted = self._stream.isatty() if live is None else live
         self._live = Live(
             console=self._console,
@@ -64,8 +81,11 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Prints lines that stay."""
-        self._console.print(text, markup=False)
-        self._stream.flush()
+        try:
+            self._console.print(text, markup=False)
+            self._stream.flush()
+        except OSError:
+            self._console.on_broken_pipe()
 
     def starting(self, parts: Sequence[str]) -> None:
         """Begins to show which of these parts are waited for."""

@@ -162,3 +162,22 @@ def test_before_there_is_a_task_a_signal_ends_everything_at_once(number, status)
     assert (process.returncode, errors) == (status, "")
     assert GOES_ON in output
     child.wait(10)
+
+
+def test_a_signal_stops_a_run_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, stopper):
+    """Its terminal or pipe is gone, so the word of the stop cannot be written."""
+
+    def gone(*_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(stop.os, "write", gone)
+
+    async def run() -> bool:
+        task = asyncio.ensure_future(asyncio.sleep(60))
+        stopper.watch(task)
+        signal.raise_signal(signal.SIGTERM)
+        with suppress(asyncio.CancelledError):
+            await task
+        return task.cancelled()
+
+    assert asyncio.run(run()) and stopper.exit_code == 143

@@ -1,6 +1,8 @@
 """The progress line says what a person asks: where, how good, how fast, how long still."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -154,3 +156,25 @@ def test_equal_rewards_are_told_once():
     terminal = Terminal(4, stream, live=False)
     terminal.iteration(0, {"rollout/raw_reward": 0.5, "rollout/raw_reward/std": 0.5})
     assert "same reward" not in stream.getvalue()
+
+
+def test_a_run_goes_on_where_nobody_reads_any_more():
+    """`slime train ... | head -1`: the reader is gone after the first line."""
+    program = (
+        "import sys; from slime_core.report.terminal import Terminal; t = Terminal(3)\n"
+        "t.say('first'); sys.stdin.readline()\n"
+        "for k in range(3): t.iteration(k, {})\n"
+        "t.close(); print('the end', file=sys.stderr)"
+    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+    assert process.stdin and process.stdout and process.stderr
+    assert process.stdout.readline() == "first\n"
+    process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    told, last = process.stderr.read().splitlines()
+    assert told.startswith("nobody reads the progress any more") and last == "the end"
+    assert process.wait(20) == 0
