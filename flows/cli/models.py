@@ -24,6 +24,8 @@ def main(arguments: list[str]) -> int:
     parsed = parse(parser, arguments)
     if parsed.what == "list":
         print("\n".join(_rows()))
+    elif parsed.all and (parsed.what != "export" or parsed.name):
+        raise ConfigError("--all writes every model: use it as `slime models export --all DIR`")
     elif parsed.what == "export" and parsed.all:
         _export_all(Path(parsed.all), parsed.format or "bash")
     elif parsed.name is None:
@@ -49,7 +51,14 @@ def _text(chosen: Preset, form: str) -> str:
 
 
 def _export_all(folder: Path, form: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_all(folder, form)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
+
+
+def _write_all(folder: Path, form: str) -> None:
     for name, found in presets().items():
         if found.waits_for:
             print(f"{name}: left out, it waits for: {found.waits_for}")

@@ -7,9 +7,12 @@ the state digest) or operational (free).
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from slime_core.config.expected import members
 
 T = TypeVar("T")
 Identity = Annotated[T, "identity"]
@@ -21,5 +24,19 @@ class Group(BaseModel):
     """A frozen group of fields that refuses unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_as_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no 1: a switch under the name of a number is a mistake."""
+        if isinstance(value, bool) and info.field_name is not None:
+            kinds = set(members(cls.model_fields[info.field_name].annotation))
+            if kinds & {int, float} and bool not in kinds:
+                raise PydanticCustomError("switch", "a switch where a number belongs")
+        return value

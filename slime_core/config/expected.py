@@ -26,18 +26,19 @@ def expected(info: FieldInfo) -> str:
         for name, words in BOUNDS.items()
         if getattr(mark, name, None) is not None
     ]
-    members = _members(info.annotation)
-    shown = [_shown(kind) for kind in members if kind is not type(None)]
+    kinds = members(info.annotation)
+    shown = [_shown(kind) for kind in kinds if kind is not type(None)]
     text = " or ".join(shown) + (f" {' and '.join(bounds)}" if bounds else "")
-    return f"{text}, or none" if type(None) in members else text
+    return f"{text}, or none" if type(None) in kinds else text
 
 
-def _members(annotation: Any) -> list[Any]:
+def members(annotation: Any) -> list[Any]:
+    """The plain types of an annotation: unions and Annotated taken apart."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return _members(get_args(annotation)[0])
+        return members(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
-        return [kind for item in get_args(annotation) for kind in _members(item)]
+        return [kind for item in get_args(annotation) for kind in members(item)]
     return [annotation]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
@@ -23,6 +24,19 @@ from slime_core.errors import ConfigError
 from slime_core.near import nearest
 
 SGLANG_PREFIX = "--sglang-"
+MEGATRON_PLACE, SGLANG_PLACE = "--OPTION-OF-MEGATRON", f"{SGLANG_PREFIX}OPTION"
+"""Stand in the help for flags that the parser does not list; none of them is a flag."""
+
+
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-(inf|nan)", re.ASCII)
+"""What follows a flag as its value, and is no flag itself: -1, -.5, -1e-3."""
+SENTENCES = (
+    (r"argument (\S+): expected (?:at least )?one argument", r"\1 needs a value"),
+    (r"argument (\S+)/--no-\S+: ignored explicit argument .*",
+     r"\1 is a switch, so it takes no value; --no-... switches it off"),
+    (r"argument (--\S+): (is|must) ", r"\1 \2 "),
+)  # fmt: skip
+"""argparse's words -> ours."""
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -30,9 +44,16 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self._negative_number_matcher = NEGATIVE
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(_plain(message))
+
+
+def _plain(message: str) -> str:
+    for theirs, ours in SENTENCES:
+        message = re.sub(theirs, ours, message)
+    return message
 
 
 def flag_of(field: str) -> str:
@@ -53,14 +74,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             flag_of(name), type=_json_dict, default=argparse.SUPPRESS, metavar="JSON", help=text
         )
     section.add_argument(
-        "--OPTION-OF-MEGATRON",
+        MEGATRON_PLACE,
         dest=argparse.SUPPRESS,
         default=argparse.SUPPRESS,
         metavar="VALUE",
         help="one option of Megatron under its classic name, such as --weight-decay 0.1",
     )
     section.add_argument(
-        f"{SGLANG_PREFIX}OPTION",
+        SGLANG_PLACE,
         dest=argparse.SUPPRESS,
         default=argparse.SUPPRESS,
         metavar="VALUE",
@@ -175,4 +196,5 @@ def unknown(token: str, parser: argparse.ArgumentParser, more: Iterable[str] = (
 
 def option_strings(parser: argparse.ArgumentParser) -> list[str]:
     """Every flag that a parser takes."""
-    return [option for action in parser._actions for option in action.option_strings]
+    options = [option for action in parser._actions for option in action.option_strings]
+    return [option for option in options if option not in (MEGATRON_PLACE, SGLANG_PLACE)]

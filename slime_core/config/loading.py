@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.aliases import aliases, own_names, own_names_in_tree
 from slime_core.config.expected import expected
-from slime_core.config.fields import OPEN_GROUPS, field_groups, group_types
+from slime_core.config.fields import OPEN_GROUPS, field_groups, field_info, group_types
 from slime_core.config.known_flags import why_not
+from slime_core.config.strict_yaml import RefusedYaml, load
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.near import nearest
@@ -55,7 +56,7 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 def _read_yaml(path: Path, what: str) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such {what}") from error
     except UnicodeDecodeError as error:
@@ -123,9 +124,28 @@ def build_config(tree: dict[str, Any], file: str = "", given: Collection[str] = 
         raise ConfigError("\n".join(_sentences(error, file, given))) from error
 
 
+def value_problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with single values, each by itself: where a tree cannot be made yet."""
+    problems: list[str] = []
+    for name, value in values.items():
+        group = field_groups().get(name)
+        if group is None:
+            continue
+        info = field_info(name)
+        kind: Any = Annotated[info.annotation, *info.metadata]
+        try:
+            TypeAdapter(kind).validate_python(value)
+        except ValidationError as error:
+            item = {**error.errors()[0], "type": "value", "input": value}
+            problems.append(_sentence((group, name), item, "", values))
+    return problems
+
+
 def yaml_fault(error: yaml.YAMLError) -> str:
     """Where a YAML file breaks, to be read behind its path."""
     mark = getattr(error, "problem_mark", None)
+    if isinstance(error, RefusedYaml) and mark is not None:
+        return f", line {mark.line + 1}: {error.problem}"
     if mark is None:
         return " is not valid YAML: only text can be read"
     if "'\\t'" in str(getattr(error, "problem", "")):

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from slime_core.config.flags import option_strings, unknown
+from slime_core.config.flags import option_strings, overrides_of, unknown
+from slime_core.config.loading import value_problems
 from slime_core.doors.options import more_flags, option_of
 from slime_core.errors import ConfigError
 
@@ -20,8 +21,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
             value that is missing or of another type.
     """
     others, own = _apart(arguments, set(option_strings(parser)))
-    parsed, rest = parser.parse_known_args(own)
-    problems = [unknown(token, parser, more_flags()) for token in rest]
+    problems: list[str] = []
+    parsed, rest = parser.parse_known_args(_sound(parser, own, problems))
+    problems += [unknown(token, parser, more_flags()) for token in rest]
     groups: dict[str, dict[str, Any]] = {"megatron": {}, "sglang": {}}
     for flag, texts in others:
         try:
@@ -37,12 +39,47 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         except ConfigError as error:
             problems.append(str(error))
     if problems:
+        problems += value_problems(overrides_of(parsed))
         raise ConfigError("\n".join(problems))
     for place, values in groups.items():
         if values:
             setattr(parsed, place, {**getattr(parsed, place, {}), **values})
     _engine_size(parsed)
     return parsed
+
+
+def _sound(parser: argparse.ArgumentParser, own: list[str], problems: list[str]) -> list[str]:
+    """The arguments without the flags whose values argparse refuses: it would stop at the first."""
+    try:
+        parser.parse_known_args(own)
+        return own
+    except ConfigError as error:
+        first = str(error)
+    kept: list[str] = []
+    for group in groups_of(own):
+        try:
+            if group[0].startswith("--"):
+                parser.parse_known_args([*kept[:1], *group] if _is_path(kept) else group)
+            kept += group
+        except ConfigError as error:
+            problems.append(str(error))
+    if not problems:
+        raise ConfigError(first)
+    return kept
+
+
+def _is_path(kept: list[str]) -> bool:
+    return bool(kept) and not kept[0].startswith("-")
+
+
+def groups_of(arguments: Sequence[str]) -> list[list[str]]:
+    """Each flag with the words that follow it."""
+    groups: list[list[str]] = []
+    for word in arguments:
+        if not groups or (word.startswith("--") and len(word) > 2):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
 
 
 def _apart(

@@ -15,7 +15,7 @@ from slime_core.config.fields import OPEN_GROUPS, field_info, group_types
 from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.config.loading import build_config
 from slime_core.config.tree import RunConfig
-from slime_core.doors.command_line import parse
+from slime_core.doors.command_line import groups_of, parse
 from slime_core.doors.script import read_script
 from slime_core.errors import ConfigError
 
@@ -60,7 +60,7 @@ def convert(path: Path, environment: Mapping[str, str] | None = None) -> Convert
     parser = FlagParser(prog="slime train")
     add_flags(parser)
     kept: list[str] = []
-    for group in _starts(_groups_of(script.arguments), report):
+    for group in _starts(groups_of(script.arguments), report):
         try:
             parse(parser, group)
             kept += group
@@ -81,16 +81,6 @@ def _slimes_defaults(values: dict[str, Any], arguments: list[str]) -> dict[str, 
         if all(size.isdecimal() for size in sizes):  # a check tells of the others
             found["rollout_num_gpus"] = int(sizes[0]) * int(sizes[1])
     return found
-
-
-def _groups_of(arguments: list[str]) -> list[list[str]]:
-    """Each flag with the words that follow it."""
-    groups: list[list[str]] = []
-    for word in arguments:
-        if not groups or (word.startswith("--") and len(word) > 2):
-            groups.append([])
-        groups[-1].append(word)
-    return groups
 
 
 def _starts(groups: list[list[str]], report: list[str]) -> list[list[str]]:

@@ -193,3 +193,28 @@ def test_the_shipped_configuration_loads():
     config = load_config(Path("configs/quickstart.yaml"), {})
     assert Path(config.rollout.hf_checkpoint).is_absolute()
     assert Path(config.data.prompt_data).is_file()
+
+
+@pytest.mark.parametrize("text, sentence", [
+    ("train: {lr: 1.0}\ntrain: {lr: 2.0}\n", ", line 2: train stands twice here: keep one"),
+    ("train:\n  lr: 1.0\n  lr: 2.0\n", ", line 3: lr stands twice here: keep one of them"),
+    ("train: &t\n  lr: *t\n", ", line 2: *t stands inside &t: write its value out"),
+    ("megatron: {a: &l [1, *l]}\n", ", line 1: *l stands inside &l"),
+])  # fmt: skip
+def test_what_yaml_would_drop_or_never_end_is_refused_with_its_line(text, sentence, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert f"{path}{sentence}" in refusal(path)
+
+
+def test_anchors_and_merged_keys_may_be_used(tmp_path):
+    path = tmp_path / "run.yaml"
+    text = yaml.safe_dump(SMALL) + "megatron: &m {weight_decay: 0.5, adam_beta2: 0.9}\n"
+    path.write_text(text + "sglang: {<<: *m, weight_decay: 0.1}\n", encoding="utf-8")
+    assert load_config(path, {}).sglang == {"weight_decay": 0.1, "adam_beta2": 0.9}
+
+
+@pytest.mark.parametrize("value", [True, float("inf"), float("nan"), "inf"])
+def test_a_number_is_no_switch_and_has_an_end(value):
+    assert "--lr must be a number of at least 0, not " in refusal(SMALL, lr=value)
+    assert "--num-rollout must be a whole number" in refusal(SMALL, num_rollout=value)

@@ -121,3 +121,25 @@ def test_all_of_them_are_answered_at_once():
 def test_train_async_says_that_it_is_not_there_yet(capsys):
     assert train_async.main() == 2
     assert "python train.py" in capsys.readouterr().err
+
+
+def test_every_wrong_flag_and_value_of_a_line_is_told_at_once():
+    line = "run.yaml --seed --lrr 1 --lr abc --num-rollout x --num-layers z --http-proxy p"
+    said = refused(*line.split(), "--use-kl-loss=true", "--megatron", "[1]")
+    assert [next(i for i, text in enumerate(said) if part in text) for part in (
+        "--seed needs a value", "--use-kl-loss is a switch, so it takes no value",
+        "--megatron must be a JSON object", "unknown flag --lrr: did you mean --lr?",
+        "--num-layers must be a whole number", "--http-proxy is refused",
+        "--num-rollout must be a whole number of at least 0, not 'x'",
+        "--lr must be a number of at least 0, not 'abc'",
+    )] and len(said) == 8  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["-1", "-.5", "-1e-3", "-1.5E+2"])
+def test_a_negative_number_is_a_value_and_no_flag(text):
+    assert overrides("--lr", text) == {"lr": text}
+
+
+def test_the_places_of_the_help_are_no_flags():
+    assert refused("--OPTION-OF-MEGATRON", "1")[0].startswith("unknown flag --OPTION-OF-MEGATRON")
+    assert overrides("--sglang-OPTION", "1") == {"sglang": {"OPTION": 1}}, "the check refuses it"

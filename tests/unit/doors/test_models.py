@@ -121,3 +121,12 @@ def test_a_rope_scaling_is_compared_with_the_models(tmp_path):
         resolve(settings, replace(scaled, rope_factor=8.0), declared_fields())
     with pytest.raises(ConfigError, match="'use_rope_scaling' is True"):
         resolve(settings, shape, declared_fields())
+
+
+def test_a_folder_that_cannot_be_written_and_a_name_beside_all_are_sentences(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["models", "export", "--all", str(tmp_path / "file" / "x")]) == 2
+    assert "cannot be written: Not a directory" in capsys.readouterr().err
+    assert main(["models", "export", "qwen3-4B", "--all", str(tmp_path / "all")]) == 2
+    assert "--all writes every model" in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
