@@ -57,6 +57,15 @@ def test_only_what_may_be_refused_is():
             assert row.name.startswith(REFUSABLE), row
 
 
+def test_flags_of_megatron_and_sglang_that_slimes_own_scripts_carry_stand_in_the_table():
+    carried = ("bf16", "swiglu", "normalization", "rotary_base", "rotary_percent", "tokenizer_type",
+               "no_position_embedding", "untie_embeddings_and_output_weights", "seq_length",
+               "sglang_mem_fraction_static", "sglang_context_length", "sglang_log_level",
+               "sglang_disable_cuda_graph", "sglang_attention_backend", "sglang_tp_size",
+               "sglang_enable_deterministic_inference")  # fmt: skip
+    assert not set(carried) - set(known_flags())
+
+
 def test_the_published_table_is_made_from_this_one():
     with (ROOT / "docs" / "flags.csv").open(encoding="utf-8", newline="") as file:
         published = [tuple(row) for row in csv.reader(file)]

@@ -105,6 +105,11 @@ def test_each_option_reaches_its_class() -> None:
         ({"finalize_model_grads_func": None}, "set by the trainer itself"),
         ({"hidden_dropout": 0.1}, "supports 0.0 only"),
         ({"num_experts": 8}, "supports None only"),
+        ({"normalization": "LayerNorm"}, "supports 'RMSNorm' only"),
+        ({"rotary_percent": 0.5}, "supports 1.0 only"),
+        ({"swiglu": False}, "supports True only"),
+        ({"no_position_embedding": False}, "supports True only"),
+        ({"tokenizer_type": "NullTokenizer"}, "supports 'HuggingFaceTokenizer' only"),
         ({"overlap_param_gather": True}, "supports False only"),
     ],
 )
