@@ -33,8 +33,10 @@ class Group(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch_as_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`true` is no 1: a switch under the name of a number is a mistake."""
+    def _plain_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no 1, and no path or name has a zero byte, which the system would stop at."""
+        if isinstance(value, str) and "\0" in value:
+            raise PydanticCustomError("zero_byte", "a text with a zero byte")
         if isinstance(value, bool) and info.field_name is not None:
             kinds = set(members(cls.model_fields[info.field_name].annotation))
             if kinds & {int, float} and bool not in kinds:

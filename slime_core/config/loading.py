@@ -86,7 +86,7 @@ def _extended(
     base = tree.pop("extends", None)
     if base is None:
         return tree
-    if not isinstance(base, str):
+    if not isinstance(base, str) or "\0" in base:
         raise ConfigError(f"{where}: `extends` takes the path of one YAML file, not {base!r}")
     return _merge(read_tree(folder / base, seen), tree)
 

@@ -218,3 +218,10 @@ def test_anchors_and_merged_keys_may_be_used(tmp_path):
 def test_a_number_is_no_switch_and_has_an_end(value):
     assert "--lr must be a number of at least 0, not " in refusal(SMALL, lr=value)
     assert "--num-rollout must be a whole number" in refusal(SMALL, num_rollout=value)
+
+
+def test_a_zero_byte_is_in_no_text(tmp_path):
+    assert (
+        refusal(SMALL, prompt_data="a\0.jsonl") == "--prompt-data must be text, not 'a\\x00.jsonl'"
+    )
+    assert "`extends` takes the path" in refusal({**SMALL, "extends": "a\0.yaml"})

@@ -61,6 +61,18 @@ def test_what_has_no_meaning_here_is_reported():
         assert any(sentence in line for line in report), sentence
 
 
+def test_the_guide_shows_what_the_example_really_reports():
+    guide = (SCRIPT.parents[2] / "docs" / "coming-from-slime.md").read_text(encoding="utf-8")
+    block = guide.split("from-script examples/from-slime/run-qwen3-4B.sh --out run.yaml\n")[1]
+    shown = block.split("```")[0].replace("examples/from-slime/", "").splitlines()[1:]
+    report = convert(SCRIPT, {"ROOT": "/data"}).report
+    said = [line.replace(f"{SCRIPT.parent}/", "") for line in report]
+    assert [line.removesuffix(", ...") for line in shown] == [
+        real[: len(line.removesuffix(", ..."))] if line.endswith(", ...") else real
+        for line, real in zip(shown, said, strict=True)
+    ]
+
+
 def script(folder: Path, arguments: str, entry: str = "train.py") -> Path:
     path = folder / "run.sh"
     path.write_text(f"python {entry} {arguments}\n")
