@@ -72,11 +72,15 @@ def diff(arguments: list[str]) -> int:
 
 
 def schema(arguments: list[str]) -> int:
-    """Prints the JSON schema of a configuration."""
+    """Prints the JSON schema of a file: it may extend another, and hold a part of the fields."""
     parser = FlagParser(prog="slime config schema")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parse(parser, arguments)
-    print(json.dumps(RunConfig.model_json_schema(), indent=2, ensure_ascii=False))
+    found = RunConfig.model_json_schema()
+    found["properties"]["extends"] = {"type": "string", "description": "a file to put this over"}
+    for part in (found, *found["$defs"].values()):
+        part.pop("required", None)
+    print(json.dumps(found, indent=2, ensure_ascii=False))
     return 0
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from slime_core.config.fields import field_groups
 from slime_core.config.loading import yaml_fault
+from slime_core.config.strict_yaml import load
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.evaluation.datasets import EvalDataset, resolve_eval_datasets
@@ -38,9 +39,11 @@ def eval_schedule(config: RunConfig) -> EvalSchedule:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        tree = load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"eval_config {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"eval_config {path}: is not a text file (UTF-8)") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"eval_config {path}{yaml_fault(error)}") from error
     if not isinstance(tree, dict):

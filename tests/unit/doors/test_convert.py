@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -148,7 +149,10 @@ def test_show_diff_and_schema(tmp_path, capsys):
     capsys.readouterr()
     assert main(["config", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert "rollout_batch_size" in schema["$defs"]["RolloutGroup"]["properties"]
+    jsonschema.validate(yaml.safe_load(QUICKSTART.read_text(encoding="utf-8")), schema)
+    jsonschema.validate({"extends": "base.yaml", "train": {"lr": 1.0}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"train": {"lrr": 1.0}}, schema)
     assert main(["config", "shwo"]) == 2 and "did you mean show?" in capsys.readouterr().err
 
 

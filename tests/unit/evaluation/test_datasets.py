@@ -5,6 +5,8 @@ import pytest
 
 from slime_core.errors import ConfigError
 from slime_core.evaluation.datasets import resolve_eval_datasets
+from slime_core.evaluation.resolve import eval_datasets
+from tests.unit.config.trees import small
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "edge_cases.jsonl"
 CASES = {row["fn"]: row for row in map(json.loads, VECTORS.open(encoding="utf-8"))}
@@ -113,3 +115,15 @@ def test_mapping_form_and_the_eval_key():
 def test_what_cannot_be_is_one_sentence(config, data, message):
     with pytest.raises(ConfigError, match=message):
         resolve_eval_datasets({}, config, data)
+
+
+@pytest.mark.parametrize("content, sentence", [
+    (b"datasets: []\ndatasets: []\n", "line 2: datasets stands twice here"),
+    (b"\xff\xfe\x00", "is not a text file"),
+])  # fmt: skip
+def test_a_file_that_says_a_thing_twice_or_is_no_text_is_refused(content, sentence, tmp_path):
+    path = tmp_path / "eval.yaml"
+    path.write_bytes(content)
+    config = small(eval_interval=1, eval_config=str(path))
+    with pytest.raises(ConfigError, match=sentence):
+        eval_datasets(config)
