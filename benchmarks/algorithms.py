@@ -33,12 +33,14 @@ class Row:
         flags: besides those of the quickstart.
         greedy, sampled: accuracies that are wanted at least, None where no figure was given.
         stale: iterations by which samples are older than the weights they train.
+        teacher: first trains a teacher by plain grpo, then begins anew with it.
     """
 
     flags: str
     greedy: float | None = None
     sampled: float | None = None
     stale: int = 0
+    teacher: bool = False
 
 
 _WHITE = "--normalize-advantages"
@@ -66,6 +68,7 @@ ROWS: dict[str, Row] = {
     "reinforce_plus_plus_baseline": Row(
         f"--advantage-estimator reinforce_plus_plus_baseline {_WHITE}"
     ),
+    "opd": Row("--use-opd --opd-kl-coef 0.1", teacher=True),
     "grpo-kl": Row("--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type low_var_kl"),
 }
 
@@ -73,21 +76,14 @@ ROWS: dict[str, Row] = {
 def run(name: str, seed: int) -> dict[str, Any]:
     """Trains once. Returns the accuracies after each evaluated iteration."""
     row = ROWS[name]
-    program = ["benchmarks.stale"] if row.stale else ["flows.cli.main", "train"]
-    command = [sys.executable, "-m", *program, CONFIG, "--seed", str(seed), "--no-use-mlflow"]
-    command += ["--num-rollout", str(ITERATIONS), *shlex.split(row.flags)]
-    command += ["--stale", str(row.stale)] if row.stale else ["--no-prefect", "--new"]
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*command, "--workspace", folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode:
-            raise SystemExit(f"{name}, seed {seed}: {' '.join(command)}\n{done.stdout[-3000:]}")
-        lines = "".join(path.read_text() for path in Path(folder).glob("local/*/metrics.jsonl"))
+        flags = shlex.split(row.flags)
+        if row.teacher:
+            _train(Path(folder) / "teacher", seed, [], 0)
+            (weights,) = Path(folder).glob(f"teacher/local/*/weights/*-{ITERATIONS}")
+            flags += ["--opd-teacher-load", str(weights)]
+        lines = _train(Path(folder) / "run", seed, flags, row.stale)
     records = [json.loads(line) for line in lines.splitlines()]
     return {
         "row": name,
@@ -98,6 +94,18 @@ def run(name: str, seed: int) -> dict[str, Any]:
         "greedy": curve(records, "eval/greedy"),
         "sampled": curve(records, "eval/sampled"),
     }
+
+
+def _train(workspace: Path, seed: int, flags: list[str], stale: int) -> str:
+    """Trains the quickstart in a workspace of its own; returns its metrics.jsonl."""
+    program = ["benchmarks.stale"] if stale else ["flows.cli.main", "train"]
+    command = [sys.executable, "-m", *program, CONFIG, "--seed", str(seed), "--no-use-mlflow"]
+    command += ["--num-rollout", str(ITERATIONS), *flags, "--workspace", str(workspace)]
+    command += ["--stale", str(stale)] if stale else ["--no-prefect", "--new"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-3000:]}")
+    return "".join(path.read_text() for path in workspace.glob("local/*/metrics.jsonl"))
 
 
 def curve(records: Sequence[dict[str, Any]], metric: str) -> dict[int, float]:
