@@ -22,6 +22,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--all", metavar="DIR", help="write every model to a file of this folder")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parsed = parse(parser, arguments)
+    if parsed.what == "list" and (parsed.name or parsed.all or parsed.format):
+        raise ConfigError("slime models list shows every model: give it nothing else")
     if parsed.what == "list":
         print("\n".join(_rows()))
     elif parsed.all and (parsed.what != "export" or parsed.name):

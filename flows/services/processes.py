@@ -11,17 +11,15 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from slime_core.errors import ConfigError, SlimeError
+from slime_core.errors import ConfigError, DeadlineError, SlimeError
 from slime_core.run.process import ProcessIdentity, identity_of
-from slime_core.waits import Deadline
+from slime_core.waits import poll
 
 LOG_TAIL_LINES = 15
-POLL_S = 0.05
 KILL_WAIT_S = 5.0
 
 
@@ -165,9 +163,7 @@ def log_tail(workspace: Path, name: str) -> str:
 
 
 def _wait_gone(service: Service, seconds: float) -> bool:
-    deadline = Deadline(f"the end of {service.name}", seconds)
-    while service.alive:
-        if deadline.expired:
-            return False
-        time.sleep(POLL_S)
-    return True
+    try:
+        return poll(f"the end of {service.name}", seconds, lambda: not service.alive or None)
+    except DeadlineError:
+        return False

@@ -110,6 +110,13 @@ def test_the_command_lists_shows_and_exports(tmp_path, capsys):
     assert main(["models", "export"]) == 2
 
 
+@pytest.mark.parametrize("more", [["qwen3-4B"], ["--all", "x"], ["--format", "yaml"]])
+def test_a_list_takes_nothing_else(more, capsys):
+    assert main(["models", "list", *more]) == 2
+    output = capsys.readouterr()
+    assert not output.out and "give it nothing else" in output.err
+
+
 def test_a_rope_scaling_is_compared_with_the_models(tmp_path):
     folder = large_model(tmp_path / "m")
     shape = read_shape(folder)
