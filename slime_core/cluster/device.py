@@ -11,15 +11,24 @@ from slime_core.errors import ConfigError
 Device = Literal["cpu", "cuda"]
 
 
-def resolve_device(config: RunConfig) -> Device:
+def resolve_device(config: RunConfig, devices: Path = Path("/dev")) -> Device:
     """cpu or cuda; auto takes CUDA where an NVIDIA device file is there.
 
+    Args:
+        devices: folder of the system's device files.
+
     Raises:
-        ConfigError: cuda was asked for without a GPU.
+        ConfigError: cuda was asked for without a GPU, or there are fewer GPUs than trainer ranks.
     """
-    present = any(Path("/dev").glob("nvidia[0-9]*"))
-    if config.cluster.device == "cuda" and not present:
+    cluster = config.cluster
+    ranks, gpus = cluster.actor_num_gpus_per_node, len(list(devices.glob("nvidia[0-9]*")))
+    if cluster.device == "cpu":
+        return "cpu"
+    if cluster.device == "cuda" and not gpus:
         raise ConfigError("device cuda: this machine shows no NVIDIA GPU; use --device cpu")
-    if config.cluster.device == "auto":
-        return "cuda" if present else "cpu"
-    return config.cluster.device
+    if ranks > max(1, gpus):
+        raise ConfigError(
+            f"actor_num_gpus_per_node {ranks}: this machine shows {gpus} NVIDIA GPUs and each "
+            "trainer rank needs its own; lower it, or train on processes with --device cpu"
+        )
+    return "cuda" if gpus else "cpu"

@@ -53,11 +53,6 @@ def layout_problem(config: RunConfig) -> str | None:
         if layout.get(name, 1) != 1:
             return f"{name} {layout[name]} is not there yet: use 1"
     ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
-    if ranks > 1 and cluster.device != "cpu":
-        return (
-            f"{ranks} trainer ranks work on the CPU of one machine so far, several GPUs are not "
-            "tried: set actor_num_nodes and actor_num_gpus_per_node to 1, or device to cpu"
-        )
     if cluster.actor_num_nodes > 1:
         return (
             f"actor_num_nodes {cluster.actor_num_nodes}: trainer ranks on several machines are not "

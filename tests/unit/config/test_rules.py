@@ -47,8 +47,6 @@ TP2 = {"tensor_model_parallel_size": 2}
             {"rollout_max_prompt_len": 9, "rollout_max_context_len": 9},
             ("no room for a response", "at most 8"),
         ),
-        ({"actor_num_gpus_per_node": 2}, ("2 trainer ranks work on the CPU", "device to cpu")),
-        ({"device": "cuda", "actor_num_gpus_per_node": 2}, ("several GPUs are not tried",)),
         ({"device": "cpu", "actor_num_nodes": 2}, ("actor_num_nodes 2: trainer ranks on several",)),
         (
             {"device": "cpu", "actor_num_gpus_per_node": 3, "megatron": TP2},
