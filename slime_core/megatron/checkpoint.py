@@ -7,20 +7,17 @@ parameter, where Megatron expects it per group, so loading goes in the steps bel
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
-from slime_core.megatron.checkpoint_writer import InProcessSaveStrategy
+from slime_core.megatron.checkpoint_writer import StagedSave
 from slime_core.megatron.optimizer import TrainState, members
 
 FORMAT = "fully_reshardable"
@@ -39,56 +36,23 @@ _CONFIGURED = (
 )
 
 
-def save_checkpoint(
-    state: TrainState,
-    directory: str,
-    extra: dict[str, Any],
-    parts: Mapping[str, Callable[[Path], None]] | None = None,
-) -> None:
-    """Writes a checkpoint, complete or not at all. A collective.
+def stage_state(
+    state: TrainState, folder: Path, copied: bool, extra: dict[str, Any] | None = None
+) -> StagedSave:
+    """Stages model, optimizer and schedule for an empty folder. A collective.
 
     Args:
-        state: what to save.
-        directory: a path that does not exist yet.
+        copied: training may go on before the files are written.
         extra: plain values that `load_checkpoint` returns.
-        parts: further folders inside it, by name, and what fills each.
-
-    Raises:
-        TrainerError: the directory exists already.
     """
-    target = Path(directory)
-    partial = target.with_name(target.name + ".partial")
-    if target.exists():
-        raise TrainerError(f"checkpoint {target} exists already; choose another name")
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-    dist.barrier()
-    write_state(state, partial, extra)
-    for name, write in (parts or {}).items():
-        write(partial / name)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        partial.rename(target)
-    dist.barrier()
-
-
-def write_state(state: TrainState, folder: Path, extra: dict[str, Any] | None = None) -> None:
-    """Writes model, optimizer and schedule into a new folder. A collective."""
-    write_sharded(_sharded(state, loading=False) | {"extra": extra or {}}, folder)
-
-
-def write_sharded(content: dict[str, Any], folder: Path) -> None:
-    """Writes a sharded state dict into a new folder. A collective."""
-    if dist.get_rank() == 0:
-        folder.mkdir(parents=True)
-    dist.barrier()
-    dist_checkpointing.save(content, str(folder), sharded_strategy=InProcessSaveStrategy())
+    content = _sharded(state, loading=False) | {"extra": extra or {}}
+    return StagedSave(content, folder, copied=copied)
 
 
 def load_checkpoint(state: TrainState, directory: str | Path) -> dict[str, Any]:
     """Restores a checkpoint, whatever the parallel layout it was written in. A collective.
 
-    The folder must have been verified (manifest.verify_directory): parts of the format are pickles.
+    The folder must have been verified against its manifest: parts of the format are pickles.
 
     Returns:
         The extra values given when it was written.
@@ -105,7 +69,7 @@ def load_checkpoint(state: TrainState, directory: str | Path) -> dict[str, Any]:
 
 
 def read_sharded(content: dict[str, Any], folder: Path) -> Any:
-    """Reads what `write_sharded` wrote, into the form of `content`. A collective.
+    """Reads what a StagedSave wrote, into the form of `content`. A collective.
 
     Raises:
         TrainerError: nothing there.

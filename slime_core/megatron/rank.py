@@ -7,7 +7,6 @@ while `train` runs. Nothing here imports megatron before the device layer is in 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from slime_core.megatron.settings import TrainerSettings
 if TYPE_CHECKING:
     import torch
 
+    from slime_core.megatron.saving import PendingSave
     from slime_core.megatron.trainer import PolicyTrainer
 
 _KEPT_RESULTS = 4
@@ -48,6 +48,7 @@ class TrainerRank:
         self._batch_digest: str | None = None
         self._taint: str | None = None
         self._results: dict[str, dict[str, Any]] = {}
+        self._pending: PendingSave | None = None
 
     def setup(self) -> dict[str, Any]:
         """Joins the other ranks and loads the model.
@@ -188,16 +189,43 @@ class TrainerRank:
         with self._exclusive("named_hf_tensors"):
             yield from self._ready().named_hf_tensors()
 
-    def save(self, directory: str) -> dict[str, Any]:
-        """Writes a checkpoint with this rank's state.
+    def save(self, directory: str) -> None:
+        """Writes a checkpoint with this rank's state, complete or not at all.
 
-        Returns:
-            manifest.directory_digest of it, with "seconds" for the whole call.
+        Raises:
+            TrainerError: a rank cannot write; the same on all of them.
+        """
+        self.begin_save(directory, beside=False)
+        self.finish_save()
+
+    def begin_save(self, directory: str, *, beside: bool = True) -> None:
+        """Stages a checkpoint of the present weights; then training may go on while a thread writes
+        the files. `finish_save` makes it final.
+
+        Raises:
+            TrainerError: one is in the making, or the directory exists already.
         """
         with self._exclusive("save"):
-            started = time.perf_counter()
-            found = self._ready().save(directory, {"state": self._state})
-            return found | {"seconds": time.perf_counter() - started}
+            if self._pending is not None:
+                raise TrainerError(f"the checkpoint {self._pending.target} is not finished yet")
+            extra = {"state": self._state}
+            self._pending = self._ready().begin_save(directory, extra, beside=beside)
+
+    def save_written(self) -> bool:
+        """Whether this rank has written its files of the checkpoint in the making; never blocks."""
+        return self._pending is None or self._pending.written
+
+    def finish_save(self) -> None:
+        """Makes the checkpoint in the making final, once all ranks have written.
+
+        Raises:
+            TrainerError: there is none, or a rank could not write its files.
+        """
+        with self._exclusive("save"):
+            pending, self._pending = self._pending, None
+            if pending is None:
+                raise TrainerError("no checkpoint is in the making")
+            self._ready().finish_save(pending)
 
     def load(self, directory: str) -> dict[str, Any]:
         """Restores a checkpoint that the caller has verified.

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from slime_core.megatron import parallel
-from slime_core.megatron.checkpoint import read_sharded, write_sharded
+from slime_core.megatron.checkpoint import read_sharded
+from slime_core.megatron.checkpoint_writer import StagedSave
 from slime_core.megatron.digest import weights_digest
 from slime_core.megatron.model import PolicyModel, load_weights
 from slime_core.weights.tables import ModelShape
@@ -66,13 +67,13 @@ class HeldWeights:
         with self.in_use() as model:
             return weights_digest(model, self._shape, role)
 
-    def save(self, folder: Path) -> None:
-        """Writes the weights in a form for any layout. A collective."""
+    def stage(self, folder: Path, copied: bool) -> StagedSave:
+        """Stages the weights in a form for any layout. A collective."""
         with self.in_use() as model:
-            write_sharded(_sharded(model), folder)
+            return StagedSave(_sharded(model), folder, copied=copied)
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` wrote. A collective.
+        """Reads what `stage` wrote. A collective.
 
         Raises:
             TrainerError: nothing there.

@@ -25,16 +25,16 @@ from slime_core.batching.types import TrainBatch
 from slime_core.errors import ConfigError, DataError
 from slime_core.megatron import parallel
 from slime_core.megatron.arguments import resolve
-from slime_core.megatron.checkpoint import load_checkpoint, save_checkpoint, write_state
+from slime_core.megatron.checkpoint import load_checkpoint, stage_state
 from slime_core.megatron.critic import as_metrics, build_critic
 from slime_core.megatron.digest import digest_as_on_one_rank, weights_digest
 from slime_core.megatron.export import export_hf, named_hf_tensors
-from slime_core.megatron.manifest import directory_digest
 from slime_core.megatron.model import build_model
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
 from slime_core.megatron.passes import Passes
 from slime_core.megatron.roles import HeldWeights
+from slime_core.megatron.saving import PendingSave, Stage
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.signals import Columns, response_columns
 from slime_core.megatron.step import LARGEST, Gradients, PolicySteps
@@ -288,17 +288,23 @@ class PolicyTrainer:
         """See export.named_hf_tensors."""
         return named_hf_tensors(self.state.model, self.shape)
 
-    def save(self, directory: str, extra: dict[str, Any]) -> dict[str, Any]:
-        """Writes a checkpoint and describes its files (rank 0 reads them back)."""
-        parts: dict[str, Callable[[Path], None]] = {
-            role: held.save for role, held in self._copies.items()
-        }
+    def begin_save(self, directory: str, extra: dict[str, Any], *, beside: bool) -> PendingSave:
+        """Stages a checkpoint of all that is trained.
+
+        Args:
+            extra: plain values that `load` returns.
+            beside: its files are written in a thread while training goes on.
+        """
+        parts: dict[str, Stage] = {role: held.stage for role, held in self._copies.items()}
         if self.critic is not None:
-            parts[CRITIC] = partial(write_state, self.critic.passes.state)
+            parts[CRITIC] = partial(stage_state, self.critic.passes.state)
         own = {**extra, "iterations": self.iterations, "kl_coef": self.kl.value}
-        save_checkpoint(self.state, directory, own, parts)
-        digest = directory_digest(directory) if self.settings.rank == 0 else None
-        return parallel.from_first_rank(digest)
+        stage = partial(stage_state, self.state, extra=own)
+        return PendingSave(directory, stage, parts, beside=beside)
+
+    def finish_save(self, pending: PendingSave) -> None:
+        """Makes a staged checkpoint final."""
+        pending.finish(self.settings.collective_timeout_s)
 
     def load(self, directory: str) -> dict[str, Any]:
         """Restores a checkpoint; returns the extra values saved with it.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +70,6 @@ def train(
     forced_skips: list[tuple[bool, ...]] | None = None,
 ) -> dict[str, Any]:
     """Trains batches one after another; states are numbered by batch."""
-    saved = None
     with trainer(settings) as rank:
         assert rank._trainer is not None
         loaded, start = None, rank._trainer.start_digest()
@@ -79,10 +81,10 @@ def train(
             skips = forced_skips[number] if forced_skips else None
             results.append(rank.train(1, f"s{number}", f"s{number + 1}", "b", batch, number, skips))
             if save_after is not None and save_after[0] == number:
-                saved = rank.save(save_after[1])
+                rank.save(save_after[1])
         if export_to is not None:
             rank.export_hf(export_to, "a-1")
-        return {"results": results, "loaded": loaded, "saved": saved, "start": start}
+        return {"results": results, "loaded": loaded, "start": start}
 
 
 def held_places(settings: dict[str, Any]) -> dict[str, list[int]]:
@@ -104,6 +106,83 @@ def held_places(settings: dict[str, Any]) -> dict[str, list[int]]:
             found["during"] = places()
         found["after"] = places()
         return found
+
+
+def saved_beside(
+    settings: dict[str, Any], before: list[TrainBatch], after: list[TrainBatch], folder: str
+) -> dict[str, Any]:
+    """Trains, begins a checkpoint, trains on while a thread writes it, makes it final."""
+    with trainer(settings) as rank:
+        for number, batch in enumerate([*before, *after]):
+            if number == len(before):
+                rank.begin_save(folder)
+            rank.train(1, f"s{number}", f"s{number + 1}", "b", batch, number)
+        early = Path(folder).exists()
+        while not rank.save_written():
+            time.sleep(0.01)
+        rank.finish_save()
+        return {"early": early, "busy": rank.status()["busy"]}
+
+
+def failed_save(rank: int, port: int, settings: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Rank 1 may write no file of more than a few bytes: what each rank is told."""
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    with trainer(settings | own) as trainer_rank:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+        try:
+            trainer_rank.save(folder)
+            error = ""
+        except TrainerError as raised:
+            error = str(raised)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        trainer_rank.save(f"{folder}-again")
+        return {"error": error, "tainted": trainer_rank.status()["tainted"]}
+
+
+def write_slowly(settings: dict[str, Any], batch: TrainBatch, folder: str) -> None:
+    """Begins a checkpoint whose files never come to their end."""
+    with trainer(settings) as rank:
+        rank.train(1, "s0", "s1", "b", batch, 0)
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        plain = FileSystemWriter.write_data
+
+        def endless(self: Any, *args: Any) -> Any:
+            plain(self, *args)
+            time.sleep(600)
+
+        FileSystemWriter.write_data = endless  # type: ignore[method-assign]
+        rank.begin_save(folder)
+        rank.train(1, "s1", "s2", "b", batch, 1)
+        Path(folder).with_suffix(".trained").touch()
+        time.sleep(600)
+
+
+def reshard(settings: dict[str, Any], load: str, save: str, batch: TrainBatch) -> dict[str, Any]:
+    """Loads a checkpoint and saves it in this layout; then the next step's numbers."""
+    with trainer(settings) as rank:
+        rank.load(load)
+        rank.save(save)
+        return rank.train(1, rank.status()["state"], "next", "b", batch, 0)["steps"][0]
+
+
+def reshard_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> dict[str, Any]:
+    """`reshard` on one of two ranks."""
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    return reshard(settings | own, *args)
+
+
+def stored_tensors(settings: dict[str, Any], folder: str) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint, whole, as float32."""
+    with trainer(settings):
+        import torch
+        from megatron.core.dist_checkpointing import load_plain_tensors
+
+        found = load_plain_tensors(folder).items()
+        return {name: t.float().numpy() for name, t in found if isinstance(t, torch.Tensor)}
 
 
 def train_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,7 @@ import jobs
 import models
 import pytest
 
-from slime_core.errors import DigestError, TrainerError
-from slime_core.megatron.manifest import verify_directory
+from slime_core.errors import TrainerError
 
 BASE: dict[str, Any] = {
     "lr": 1e-3,
@@ -78,24 +79,49 @@ def test_the_configuration_decides_the_learning_rate_after_a_resume(
     assert [step["lr"] for _, steps in results(resumed) for step in steps] == [5e-4, 5e-4]
 
 
-def test_the_manifest_finds_every_change(
+def test_one_written_beside_training_is_that_of_its_moment(
     model: str, tmp_path: Path, in_trainer: Callable[..., Any]
 ) -> None:
-    folder = tmp_path / "c"
     settings = BASE | {"hf_checkpoint": model}
-    saved = in_trainer(jobs.train, settings, batches(1), None, (0, str(folder)))["saved"]
-    assert saved["bytes"] == sum(row["bytes"] for row in saved["files"].values())
-    assert {"metadata.json", ".metadata"} <= set(saved["files"])
-    verify_directory(folder, saved)
-    weights = next(folder.glob("*.distcp"))
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    weights.write_bytes(bytes(content))
-    with pytest.raises(DigestError, match=rf"{weights.name} has changed"):
-        verify_directory(folder, saved)
-    weights.unlink()
-    with pytest.raises(DigestError, match="is missing"):
-        verify_directory(folder, saved)
+    plain, beside = tmp_path / "plain", tmp_path / "beside"
+    in_trainer(jobs.train, settings, batches(1), None, (0, str(plain)))
+    found = in_trainer(jobs.saved_beside, settings, batches(1), batches(3)[1:], str(beside))
+    assert found == {"early": False, "busy": False}
+    assert not list(tmp_path.glob("*.partial"))
+    runs = [in_trainer(jobs.train, settings, batches(2)[1:], str(f)) for f in (plain, beside)]
+    assert results(runs[0]) == results(runs[1])
+    assert runs[1]["loaded"]["state"] == "s1"
+
+
+def test_a_rank_that_cannot_write_stops_the_save_of_all(
+    model: str, tmp_path: Path, in_ranks: Callable[..., list[Any]]
+) -> None:
+    """And none of them waits for the other, or is tainted: the next save succeeds."""
+    settings = BASE | {"hf_checkpoint": model, "tensor_model_parallel_size": 2}
+    first, second = in_ranks(jobs.failed_save, settings, str(tmp_path / "c"))
+    assert first == second
+    assert "rank 1: OSError" in first["error"] and "File too large" in first["error"]
+    assert not first["tainted"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c-again"]
+
+
+@pytest.mark.slow
+def test_killed_while_it_writes_leaves_nothing_that_counts(model: str, tmp_path: Path) -> None:
+    settings = BASE | {"hf_checkpoint": model}
+    folder = tmp_path / "c"
+    process = get_context("spawn").Process(
+        target=jobs.write_slowly, args=(settings, batches(1)[0], str(folder))
+    )
+    process.start()
+    deadline = time.monotonic() + 60
+    while not folder.with_suffix(".trained").exists():
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.join()
+    partial = tmp_path / "c.partial"
+    assert list(partial.glob("*.distcp")), "it was killed in the middle"
+    assert not (partial / "metadata.json").exists() and not folder.exists()
 
 
 def test_what_is_no_checkpoint_or_exists_already_is_refused(

@@ -35,7 +35,7 @@ class StandInRank:
         return asyncio.run(self.trainer.invoke("load", directory))
 
     def save(self, directory):
-        return asyncio.run(self.trainer.invoke("save", directory))
+        asyncio.run(self.trainer.invoke("save", directory))
 
     def train(self, epoch, expect, next_state, batch_digest, batch, seed, forced_skips=None):
         assert batch.group_ids.size
