@@ -41,6 +41,9 @@ def check_places(config: RunConfig, thorough: bool, findings: Findings) -> None:
     if "store_url" not in named and (usable or config.store.store_url):
         findings.attempt(lambda: _store(url, thorough))
     findings.fact("places", workspace=str(workspace), store=url)
+    if config.train.save_hf is not None:
+        folder = Path(config.train.save_hf.format(rollout_id=0)).absolute()
+        findings.attempt(lambda: writable(folder.parent, "save_hf", "--save-hf"))
     if config.tracking.use_mlflow:
         uri = config.tracking.mlflow_tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         findings.fact("places", mlflow=uri or database_uri(workspace))

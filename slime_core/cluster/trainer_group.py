@@ -104,7 +104,7 @@ class TrainerActor:
 
     @ray.method(concurrency_group="control")
     def control(self, method: str, *args: Any) -> Any:
-        """Calls fence, status or result_of beside a running train call."""
+        """Calls what never blocks, such as status, beside a running train call."""
         return getattr(self._built(), method)(*args)
 
     def _built(self) -> TrainerRank:
@@ -215,6 +215,15 @@ class TrainerGroup:
         pending = [actor.invoke.remote(method, *args) for actor in self._actors]
         name = f"the trainer's {method}"
         return (await answer(name, self._train_timeout_s, pending, TrainerError))[0]
+
+    @property
+    def builds(self) -> int:
+        """How often the ranks were built."""
+        return self._builds
+
+    async def save_written(self) -> bool:
+        """Whether all ranks have written their files of the checkpoint in the making."""
+        return all(await self._control("save_written"))
 
     async def buckets(self, most_bytes: int) -> list[str]:
         """All weights as serialised buckets, made by rank 0."""

@@ -17,6 +17,7 @@ def validate(config: RunConfig) -> None:
         _dynamic_batching,
         algorithm_rules.validate,
         _eval,
+        _save_hf,
         rollout_rules.validate,
         parallel.layout_problem,
         _engines,
@@ -76,6 +77,22 @@ def _eval(config: RunConfig) -> str | None:
         return "eval_interval needs held-out prompts: set eval_prompt_data or eval_config"
     if has_data and config.eval.eval_interval is None:
         return "evaluation data is given without eval_interval: set it, or remove the data"
+    return None
+
+
+def _save_hf(config: RunConfig) -> str | None:
+    template = config.train.save_hf
+    if template is None:
+        return None
+    try:
+        folders = {template.format(rollout_id=k) for k in (0, 1)}
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+        folders = set()
+    if "" in folders or not folders:
+        return (
+            f"save_hf {template!r} is no folder: `{{rollout_id}}` is the only thing in braces that "
+            "it may hold, as in weights/{rollout_id}"
+        )
     return None
 
 

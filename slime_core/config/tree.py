@@ -108,6 +108,11 @@ class TrainGroup(Group):
     """Iterations between checkpoints, besides those that max_replay_s asks for."""
     max_replay_s: Operational[float] = Field(default=300.0, gt=0)
     """Training seconds that a resume may have to repeat before a checkpoint is written."""
+    async_save: Operational[bool] = False
+    """Write a checkpoint's files while training goes on; the state is copied in memory first."""
+    save_hf: Operational[str | None] = None
+    """Folder for the weights in Hugging Face form, written with each checkpoint; `{rollout_id}` in
+    it stands for the iteration."""
     skipped_steps_limit: Operational[int] = Field(default=3, ge=1)
     """Iterations in a row with a NaN or Inf step after which the run stops."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slime_core.cluster.engine_pool import EnginePool
     from slime_core.cluster.rollout_group import RolloutGroup
     from slime_core.cluster.trainer_group import TrainerGroup
+    from slime_core.run.checkpoints import SaveBeside
     from slime_core.run.epoch import Lease
     from slime_core.store.backend import Backend
     from slime_core.store.cache import NodeCache
@@ -86,6 +87,7 @@ class RunContext:
         facts: digests of tokenizer and data, row counts of the prompts.
         served: weight version that the engines serve, None before the first sync.
         canary: canary difference of the last sync.
+        saving: a checkpoint whose files are being written while training goes on.
     """
 
     config: RunConfig
@@ -106,6 +108,7 @@ class RunContext:
     state: TrainState = field(default_factory=lambda: TrainState("", 0, FIRST_LINEAGE))
     served: str | None = None
     canary: float = 0.0
+    saving: SaveBeside | None = None
 
     def by(self, iteration: int) -> dict[str, Any]:
         """What a document of this iteration says beside its body: who wrote it, seconds."""

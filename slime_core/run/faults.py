@@ -18,7 +18,7 @@ HOLD_AT, HOLD_DIR = "SLIME_HOLD_AT", "SLIME_HOLD_DIR"
 HOLD_LIMIT_S = 600.0
 POINTS = (
     "sample", "generate", "generate-middle", "reward", "pack", "train", "train-middle", "sync",
-    "evaluate",
+    "evaluate", "save-written",
 )  # fmt: skip
 log = logging.getLogger(__name__)
 

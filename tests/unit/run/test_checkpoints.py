@@ -1,15 +1,20 @@
 """When a checkpoint is written, how it becomes final, and what is removed."""
 
 import asyncio
+import copy
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slime_core.errors import TrainerError
-from slime_core.run.checkpoints import is_due, remove_old, save_if_due
+from slime_core.config.loading import load_config
+from slime_core.errors import ConfigError, TrainerError
+from slime_core.run.checkpoints import is_due, remove_old, save_if_due, settle
 from slime_core.run.context import RunContext
 from slime_core.stages.train import train
 from slime_core.store.checkpoints import fetch_checkpoint, list_checkpoints
+from tests.unit.config.trees import SMALL
 from tests.unit.stages.standins import Lab, packed
 
 
@@ -111,3 +116,109 @@ def test_a_manifest_is_removed_before_its_files(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         remove_old(ctx.cache, 1)
     assert kept(ctx) == [1]
+
+
+async def train_beside(ctx: RunContext, iterations: range) -> None:
+    for k in iterations:
+        await train(ctx, packed(ctx, k))
+
+
+def test_one_written_beside_training_counts_once_it_is_complete(tmp_path):
+    ctx = ready(tmp_path, save_interval=2, async_save=True)
+    trainer: Any = ctx.trainer
+
+    async def run() -> None:
+        trainer.written = False
+        await train_beside(ctx, range(2))
+        saved = ctx.state.digest
+        await train_beside(ctx, range(2, 3))
+        assert kept(ctx) == [] and ctx.saving is not None, "training did not wait for it"
+        trainer.written = True
+        await settle(ctx)
+        (checkpoint,) = list_checkpoints(ctx.backend)
+        assert (checkpoint.iteration, checkpoint.state) == (1, saved)
+        assert checkpoint.weight_version == "l0-2", "of the moment it was begun"
+        content = (fetch_checkpoint(ctx.cache, checkpoint) / "rank").read_text()
+        assert json.loads(content)[0] == saved
+        assert ctx.state.trained_s > 0, "iteration 2 came after it"
+
+    asyncio.run(run())
+
+
+def test_the_next_save_waits_for_the_one_before_and_the_last_for_itself(tmp_path):
+    ctx = ready(tmp_path, num_rollout=4, save_interval=1, async_save=True)
+    asyncio.run(train_beside(ctx, range(4)))
+    assert kept(ctx) == [3, 2] and ctx.saving is None
+    assert ctx.trainer.log.count("begin_save") == 4  # type: ignore[attr-defined]
+
+
+def test_much_training_does_not_begin_a_second_one(tmp_path):
+    ctx = ready(tmp_path, max_replay_s=1e-9, async_save=True)
+    trainer: Any = ctx.trainer
+
+    async def run() -> None:
+        trainer.written = False
+        await train_beside(ctx, range(3))
+        assert trainer.log.count("begin_save") == 1
+        trainer.written = True
+        await settle(ctx)
+        await train_beside(ctx, range(3, 4))
+        assert trainer.log.count("begin_save") == 2
+        await settle(ctx)
+        assert kept(ctx) == [3, 0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_one_that_fails_beside_training_stops_the_run_unless_its_ranks_are_gone(
+    tmp_path, monkeypatch, caplog, rebuilt
+):
+    ctx = ready(tmp_path, save_interval=2, async_save=True)
+    trainer: Any = ctx.trainer
+    plain = trainer.invoke
+
+    async def invoke(method: str, *args: str) -> object:
+        if method == "finish_save":
+            raise TrainerError("rank 1: no space left on device")
+        return await plain(method, *args)
+
+    async def run() -> None:
+        await train_beside(ctx, range(2))
+        monkeypatch.setattr(trainer, "invoke", invoke)
+        if rebuilt:
+            trainer.builds += 1
+        await settle(ctx)
+
+    if rebuilt:
+        asyncio.run(run())
+        assert "iteration 1 went with the ranks that wrote it" in caplog.text
+    else:
+        with pytest.raises(TrainerError, match="no space left"):
+            asyncio.run(run())
+    assert kept(ctx) == [] and ctx.saving is None
+
+
+def test_weights_are_exported_before_each_checkpoint(tmp_path, monkeypatch):
+    asked: list[tuple[str, list[int]]] = []
+    template = str(tmp_path / "hf" / "step-{rollout_id}")
+    ctx = ready(tmp_path, save_interval=2, save_hf=template)
+    trainer: Any = ctx.trainer
+    plain = trainer.invoke
+
+    async def invoke(method: str, *args: str) -> object:
+        if method == "export_hf":
+            asked.append((*args, kept(ctx)))  # type: ignore[arg-type]
+        return await plain(method, *args)
+
+    monkeypatch.setattr(trainer, "invoke", invoke)
+    train_all(ctx, range(4))
+    folders = [str(tmp_path / "hf" / f"step-{k}") for k in (1, 3)]
+    assert asked == [(folders[0], "l0-2", []), (folders[1], "l0-4", [1])]
+    assert (tmp_path / "hf").is_dir()
+
+
+@pytest.mark.parametrize("template", ["", "x/{}", "x/{step}", "x/{rollout_id.y}", "{"])
+def test_a_folder_for_weights_names_nothing_but_the_iteration(template):
+    with pytest.raises(ConfigError, match="rollout_id"):
+        load_config(copy.deepcopy(SMALL), {"save_hf": template})

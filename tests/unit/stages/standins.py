@@ -45,6 +45,7 @@ class StandInTrainer:
         drifts: iterations whose replay gives other weights.
         log: what was asked for.
         lr: what the present ranks train with.
+        written: whether the ranks have written the files of a save that was begun.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -54,12 +55,14 @@ class StandInTrainer:
         self.drifts: set[int] = set()
         self.log: list[str] = []
         self.builds = 0
+        self.written = True
         self._fresh()
 
     def _fresh(self) -> None:
         self.weights, self.state, self.tainted = INITIAL, "", False
         self.results: dict[str, Any] = {}
         self.epoch = -1
+        self.begun: tuple[str, str] | None = None
 
     async def rebuild(self, config: RunConfig | None = None) -> None:
         self.log.append("rebuild")
@@ -98,9 +101,20 @@ class StandInTrainer:
         self.state, self.results[call.next_state] = call.next_state, result
         return copy.deepcopy(result)
 
+    async def save_written(self) -> bool:
+        return self.written
+
     async def invoke(self, method: str, *args: Any) -> Any:
         self.log.append(method)
-        if method == "set_state":
+        if method == "begin_save":
+            self.begun = (args[0], json.dumps([self.state, self.weights]))
+        elif method == "finish_save":
+            if self.begun is None:
+                raise TrainerError("no checkpoint is in the making")
+            (folder, content), self.begun = self.begun, None
+            Path(folder).mkdir()
+            Path(folder, "rank").write_text(content)
+        elif method == "set_state":
             self.state = args[0]
         elif method == "save":
             Path(args[0]).mkdir()
