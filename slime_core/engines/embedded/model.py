@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from slime_core.engines.embedded.kv import DecodeCache, KVPool, LayerKV
+from slime_core.engines.embedded.steady import steady
 from slime_core.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -33,8 +34,13 @@ class ServedModel:
         max_context: tokens that the model (or its attention window) can hold.
     """
 
-    def __init__(self, path: str, device: str = "cpu", dtype: str = "auto") -> None:
+    def __init__(
+        self, path: str, device: str = "cpu", dtype: str = "auto", deterministic: bool = False
+    ) -> None:
         """Loads the model and checks that its logits are those of its output head.
+
+        Args:
+            deterministic: a row's results do not depend on the rows computed with it.
 
         Raises:
             EngineError: no such folder, a file is missing or damaged, weights are missing, or
@@ -44,6 +50,8 @@ class ServedModel:
         self.device = torch.device(device)
         self.module = load_module(path, self.config, dtype).to(self.device)
         _align(self.module)
+        if deterministic:
+            steady(self.module)
         self.vocab_size = int(self.module.get_output_embeddings().weight.shape[0])
         self.max_context = _max_context(self.module.config)
         self.body = self.module.base_model

@@ -30,6 +30,12 @@ def shared_model() -> ServedModel:
     return ServedModel(str(MODEL_PATH))
 
 
+@pytest.fixture(scope="session")
+def steady_model() -> ServedModel:
+    torch.set_num_threads(1)
+    return ServedModel(str(MODEL_PATH), deterministic=True)
+
+
 @pytest.fixture
 def private_model(shared_model: ServedModel) -> ServedModel:
     """A model whose weights a test may change."""
@@ -45,8 +51,9 @@ def tokenizer():
 
 
 @pytest.fixture
-def new_scheduler(shared_model, tokenizer):
-    def build(model=shared_model, **limits) -> Scheduler:
+def new_scheduler(shared_model, steady_model, tokenizer):
+    def build(model=None, **limits) -> Scheduler:
+        model = model or (steady_model if limits.get("deterministic") else shared_model)
         rules = StopRules(frozenset({END}), tokenizer.decode)
         scheduler = Scheduler(model, rules, Limits(**limits))
         scheduler.weight_version = "v0"
