@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +13,24 @@ from slime_core.errors import ConfigError
 Device = Literal["cpu", "cuda"]
 
 
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES, where it is set, leaves visible.
+
+    Args:
+        devices: folder of the system's device files.
+    """
+    there = len(list(devices.glob("nvidia[0-9]*")))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return there
+    names = [name.strip() for name in chosen.split(",")]
+    # CUDA reads the list up to its first entry that names no device.
+    named = list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+    return min(there, len(named))
+
+
 def resolve_device(config: RunConfig, devices: Path = Path("/dev")) -> Device:
-    """cpu or cuda; auto takes CUDA where an NVIDIA device file is there.
+    """cpu or cuda; auto takes CUDA where a GPU is visible.
 
     Args:
         devices: folder of the system's device files.
@@ -21,7 +39,7 @@ def resolve_device(config: RunConfig, devices: Path = Path("/dev")) -> Device:
         ConfigError: cuda was asked for without a GPU, or there are fewer GPUs than trainer ranks.
     """
     cluster = config.cluster
-    ranks, gpus = cluster.actor_num_gpus_per_node, len(list(devices.glob("nvidia[0-9]*")))
+    ranks, gpus = cluster.actor_num_gpus_per_node, visible_gpus(devices)
     if cluster.device == "cpu":
         return "cpu"
     if cluster.device == "cuda" and not gpus:

@@ -414,6 +414,7 @@ def test_a_start_that_cannot_work_is_refused_before_anything_starts(
     def started(*arguments: object, **options: object) -> None:
         raise AssertionError("the run was chosen although its configuration cannot work")
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(flows.launch, "choose", started)
     monkeypatch.setattr(flows.launch.Launch, "start", started)
     make, sentences = CASES[name]

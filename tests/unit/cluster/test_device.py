@@ -2,11 +2,16 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.cluster.device import resolve_device
+from slime_core.cluster.device import resolve_device, visible_gpus
 from slime_core.config.loading import load_config
 from slime_core.errors import ConfigError
 
 CONFIG = Path(__file__).parents[3] / "configs/quickstart.yaml"
+
+
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +41,18 @@ def test_the_device_follows_what_the_machine_shows(tmp_path, device, ranks, gpus
 def test_a_rank_without_a_gpu_of_its_own_is_refused(tmp_path, device, ranks, gpus, reason):
     with pytest.raises(ConfigError, match=reason):
         resolve_device(*machine(tmp_path, device, ranks, gpus))
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("0,-1,1", 1)],
+)
+def test_a_hidden_gpu_does_not_count(tmp_path, monkeypatch, visible, gpus):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config, devices = machine(tmp_path, "auto", 1, 2)
+    assert visible_gpus(devices) == gpus
+    assert resolve_device(config, devices) == ("cuda" if gpus else "cpu")
 
 
 def machine(folder, device, ranks, gpus):
