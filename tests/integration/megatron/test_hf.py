@@ -43,6 +43,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, shipped_model: str) -> dic
     return made | {"shipped": shipped_model}
 
 
+ROUNDING = 2e-5
+"""Processors sum in different orders: one H200 host's CPU is 1.1e-5 off."""
 NAMES = [f"{family}-{'tied' if tied else 'untied'}" for family, tied in FAMILIES]
 
 
@@ -57,14 +59,14 @@ def test_logits_and_log_probs_equal_hugging_face(
     settings = {"hf_checkpoint": folders[name]}
     got = torch.from_numpy(in_trainer(jobs.logits, settings, rows))
     assert want.abs().max() > 1
-    assert (got - want).abs().max() < 1e-5
+    assert (got - want).abs().max() < ROUNDING
 
     longest = rows[LENGTHS.index(64)]
     with torch.no_grad():
         log_p = model(torch.tensor([longest])).logits[0].log_softmax(-1)
     chosen = log_p[:-1].gather(1, torch.tensor(longest[1:])[:, None])[:, 0]
     got = torch.tensor(in_trainer(jobs.canary, settings, longest))
-    assert (got - chosen).abs().max() < 1e-5
+    assert (got - chosen).abs().max() < ROUNDING
 
 
 @pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-untied", "llama-untied", "shipped"])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -28,6 +29,15 @@ from tests.e2e.runs import QUICKSTART, ROOT
 def in_the_checkout(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv(WORKSPACE, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_late_kill():
+    """A stopper's deadline outlives the run by design; it must not outlive the test."""
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.cancel()
 
 
 def entry(name: str) -> dict:
