@@ -59,7 +59,7 @@ def quickstart(ranks: int, layout: dict[str, Any], iterations: int) -> dict[str,
 def step_of_rank(
     rank: int, ranks: int, layout: dict[str, Any], port: int, model: str, options: Any, answers: Any
 ) -> None:
-    """One rank's process: a few optimizer steps, then (rank, seconds, first loss, peak)."""
+    """One rank's process: a few optimizer steps, then (rank, seconds, gradient norms, peak)."""
     import torch
 
     trainer = TrainerRank(
@@ -80,13 +80,13 @@ def step_of_rank(
     )
     trainer.setup()
     trainer.set_state("0")
-    seconds, losses = [], []
+    seconds, norms = [], []
     for k in range(STEPS):
         batch = batch_of(options.rows, options.prompt_tokens, options.new_tokens, k)
         done = trainer.train(0, str(k), str(k + 1), str(k), batch, k)
         seconds.append(done["seconds"]["steps"])
-        losses.append(done["steps"][0]["loss"])
-    answers.put((rank, seconds, losses, torch.cuda.max_memory_allocated() / 2**20))
+        norms.append(done["steps"][0]["grad_norm"])
+    answers.put((rank, seconds, norms, torch.cuda.max_memory_allocated() / 2**20))
 
 
 def step(ranks: int, layout: dict[str, Any], model: str, options: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def step(ranks: int, layout: dict[str, Any], model: str, options: Any) -> dict[s
     return {
         "step_s": step_s,
         "tokens_per_s": tokens / step_s,
-        "losses": found[0][2],
+        "grad_norms": found[0][2],
         "peak_mib": max(row[3] for row in found),
     }
 
@@ -127,7 +127,7 @@ def rows_of(name: str, loop: dict[str, Any], alone: dict[str, Any]) -> list[tupl
         (
             f"{name}: step of Qwen3-0.6B's shape",
             f"{alone['step_s']:.3f} s, {alone['tokens_per_s']:.0f} tokens/s, "
-            f"peak {alone['peak_mib']:.0f} MiB, losses {alone['losses']}",
+            f"peak {alone['peak_mib']:.0f} MiB, gradient norms {alone['grad_norms']}",
         )
     )
     return rows
