@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 
 from slime_core.errors import ConfigError
@@ -14,6 +15,28 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
 }
+
+MOST_NUMBERS = 10_000
+"""What one `seq` may print: a list of flags is never longer."""
+SEQ = re.compile(r"\s*seq((?:\s+-?\d+){1,3})\s*")
+
+
+def sequence(command: str) -> str | None:
+    """What `seq 1 2 9` prints, as words; None for another command.
+
+    Raises:
+        ConfigError: it never ends, or it is too long.
+    """
+    match = SEQ.fullmatch(command)
+    if not match:
+        return None
+    numbers = [int(text) for text in match[1].split()]
+    first = numbers[0] if len(numbers) > 1 else 1
+    step = numbers[1] if len(numbers) > 2 else 1
+    last = numbers[-1] + (1 if step > 0 else -1)
+    if not step or len(range(first, last, step)) > MOST_NUMBERS:
+        raise ConfigError(f"$({command.strip()}) has no end, or more than {MOST_NUMBERS:,} numbers")
+    return " ".join(str(number) for number in range(first, last, step))
 
 
 def evaluate(text: str, value_of: Callable[[str], str]) -> int:

@@ -12,21 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_core.doors.arithmetic import evaluate
+from slime_core.doors.arithmetic import evaluate, sequence
 from slime_core.doors.models import preset, presets
+from slime_core.doors.shell_patterns import trimmed
 from slime_core.doors.shell_words import Line, Part, Word, commands_of, parts_of
 from slime_core.errors import ConfigError
 
 ASSIGNMENT = re.compile(r"(\w+)(\+?=)")
-PARAMETER = re.compile(r"(\w+)(?:(:?[-=?+])(.*))?", re.S)
+ELEMENT = re.compile(r"(\w+)\[[^]]*\]\+?=")
+PARAMETER = re.compile(r"(\w+)(?:\[([@*]|\d+)\])?(?:(:?[-=?+]|%%?|##?)(.*))?", re.S)
+LENGTH = re.compile(r"#(\w+)(?:\[([@*])\])?")
 OPENING = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "{": "}",
            "(": ")"}  # fmt: skip
 IGNORED = ("elif", ")", "set", "cd", "sleep", "echo", "wait", "shift", "true")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
+SETTING = ("read", "unset", "mapfile", "readarray", "getopts", "let", "printf")
+"""Commands that set, or may set, the variables that they name."""
 BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
-MOST_NUMBERS = 10_000
-"""What one `seq` may print: a list of flags is never longer."""
-SEQ = re.compile(r"\s*seq((?:\s+-?\d+){1,3})\s*")
 UP = re.compile(r"dirname[^)]*\)[\"']?((?:/\.\.)+)")
 ENTRY = re.compile(r"(^|/)train(_async)?\.py$")
 
@@ -125,22 +127,50 @@ class _Follower:
 
     def _command(self, line: Line, where: str, path: Path, *, inside: bool) -> None:
         words = list(line.words)
-        if words[0].plain in DECLARING:
-            declared = [word for word in words[1:] if ASSIGNMENT.match(word.plain)]
-            if words[0].plain == "export":
-                self._exported += [word.plain.partition("=")[0].rstrip("+") for word in declared]
-            words = declared
+        given: list[Word] = []
         while words and ASSIGNMENT.match(words[0].plain):
-            self._assign(words.pop(0), where, path, inside=inside)
-        if not words:
-            return
-        name = words[0].plain
-        if name in ("source", ".") and len(words) > 1 and not inside:
+            given.append(words.pop(0))
+        name = words[0].plain if words else ""
+        if not words or name in DECLARING:
+            declared = [word for word in words[1:] if ASSIGNMENT.match(word.plain)]
+            if name == "export":
+                self._exported += map(_assigned, declared)
+            for word in declared if words else given:
+                self._assign(word, where, path, inside=inside)
+        elif name in ("source", ".") and len(words) > 1 and not inside:
+            if given:
+                raise ConfigError(f"{where}: {_assigned(given[0])}=... before {name} is a form "
+                                  "that is not read: give it a line of its own")  # fmt: skip
             self._source(words[1], where, path)
         elif any(_is_entry(word) for word in words):
+            # NAME=value before a command is in its environment only, its words do not see it.
+            self._exported += map(_assigned, given)
             self._train(words, where, path, inside=inside)
+        elif name == ":" and not inside:
+            self._defaults(words[1:], where, path)
         else:
+            self._lose(words, where)
             self._others.append(f"{name or 'a command'} ({where})")
+
+    def _defaults(self, words: list[Word], where: str, path: Path) -> None:
+        """`: ${NAME:=value}`: a command that only gives values to variables without one."""
+        try:
+            for word in words:
+                self._expand(word.parts, path)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    def _lose(self, words: list[Word], where: str) -> None:
+        """Variables that a command sets in a way that is not followed have no known value."""
+        element = ELEMENT.match(words[0].plain)
+        names = [element[1]] if element else []
+        if words[0].plain in SETTING:
+            texts = ["".join(part.text for part in word.parts) for word in words[1:]]
+            if words[0].plain == "printf":
+                texts = texts[1:2] if texts[:1] == ["-v"] else []
+            names = [match[0] for text in texts if (match := re.match(r"\w+", text))]
+        for name in names:
+            self._values[name] = Unknown(f"{words[0].plain} sets it at {where}")
 
     def _assign(self, word: Word, where: str, path: Path, *, inside: bool) -> None:
         match = ASSIGNMENT.match(word.plain)
@@ -205,6 +235,7 @@ class _Follower:
         if inside:
             self._notes.append(f"train.py is started inside a block at {where}")
         entry = words[at].parts[-1].text.rpartition("/")[2]
+        self._exported += [_assigned(word) for word in words[:at] if ASSIGNMENT.match(word.plain)]
         if any(word.plain.startswith("--runtime-env") for word in words[:at]):
             self._notes.append("--runtime-env-json: export what it sets where you start")
         self._found.append((where, Script(entry, texts)))
@@ -228,9 +259,14 @@ class _Follower:
         current: str | None = None
         for part in self._at_home(parts):
             texts = self._part(part, path)
-            split = part.kind != "text" and not part.quoted
-            if split:
+            if part.kind == "text":
+                if not part.quoted and (mark := re.search(r"[*?]", part.text)):
+                    raise ConfigError(f"{part.text} has a {mark[0]} outside of quotes: bash may "
+                                      "put names of files there, so quote it")  # fmt: skip
+            elif not part.quoted:
                 texts = [piece for text in texts for piece in text.split()]
+            elif part.kind == "variable" and part.text.endswith("[*]"):
+                texts = [" ".join(texts)]
             if not texts:
                 continue
             current = (current or "") + texts[0]
@@ -253,9 +289,9 @@ class _Follower:
         if command.startswith("(") and command.endswith(")"):
             count = evaluate(command[1:-1], lambda name: "".join(self._variable(name, path)[:1]))
             return [str(count)]
-        sequence = SEQ.fullmatch(command)
-        if sequence:
-            return [_sequence(command, [int(text) for text in sequence[1].split()])]
+        numbers = sequence(command)
+        if numbers is not None:
+            return [numbers]
         if "dirname" in command and ("BASH_SOURCE" in command or "$0" in command):
             folder = path.resolve().parent
             ups = UP.search(command)
@@ -265,57 +301,69 @@ class _Follower:
         raise ConfigError(f"what $({command.strip()}) prints is not known without running it")
 
     def _variable(self, expression: str, path: Path) -> list[str]:
-        array = re.fullmatch(r"(\w+)\[[@*]\]", expression)
         if expression in ("@", "*"):
             self._notes.append(
                 f'"${expression}" is read as nothing: give more flags to slime check'
             )
             return []
-        name = array[1] if array else expression
-        match = PARAMETER.fullmatch(name)
-        if not match:
+        if length := LENGTH.fullmatch(expression):
+            texts = self._texts_of(length[1]) or []
+            return [str(len(texts) if length[2] else len("".join(texts[:1])))]
+        match = PARAMETER.fullmatch(expression)
+        if not match or (match[2] and (match[3] or "")[-1:] in ("-", "=", "?", "+")):
             raise ConfigError(f"${{{expression}}} is a form that is not read")
-        name, operator, other = match[1], match[2] or "", match[3] or ""
+        name, index, operator, other = match[1], match[2] or "0", match[3] or "", match[4] or ""
+        texts = self._texts_of(name)
+        known = texts is not None
+        if texts and index.isdigit():
+            texts = texts[int(index) : int(index) + 1]
+        empty = not texts or (texts == [""] and operator.startswith(":"))
+        if operator.endswith("+"):
+            return [] if empty else [self._joined(parts_of(other), path)]
+        if empty and operator[-1:] in ("-", "="):
+            bare = other.startswith("~/") or other == "~"
+            text = (self._joined([Part("text", other[:2], False)] if bare else [], path)
+                    + self._joined(parts_of(other[2:] if bare else other), path))  # fmt: skip
+            if operator.endswith("="):
+                self._values[name] = text
+            return [text]
+        if not known and name.isdigit():
+            raise ConfigError(
+                f"${name} is an argument of the script: write its value in the script"
+            )
+        if not known:
+            raise ConfigError(
+                f"${name} has no value: give it in the environment, as in "
+                f"`{name}=... slime config from-script ...`"
+            )
+        if operator[:1] in ("%", "#"):
+            pattern = self._joined(parts_of(other), path)
+            texts = [trimmed(text, operator, pattern) for text in texts or []]
+        return texts or ([""] if index.isdigit() else [])
+
+    def _texts_of(self, name: str) -> list[str] | None:
+        """What a variable holds, here or in the environment; None where it was never set.
+
+        Raises:
+            ConfigError: only running the script would show it.
+        """
         value = self._values.get(name, self._environment.get(name))
         if isinstance(value, Unknown) and name in self._environment:
             value = self._environment[name]
         if isinstance(value, Unknown):
             raise ConfigError(f"${name} is not known without running the script: {value.why}")
-        empty = value is None or (value in ("", []) and operator.startswith(":"))
-        if operator.endswith("+"):
-            return [] if empty else [self._joined(parts_of(other), path)]
-        if empty and operator[-1:] in ("-", "="):
-            bare = other.startswith("~/") or other == "~"
-            return [self._joined([Part("text", other[:2], False)] if bare else [], path)
-                    + self._joined(parts_of(other[2:] if bare else other), path)]  # fmt: skip
-        if value is None and name.isdigit():
-            raise ConfigError(
-                f"${name} is an argument of the script: write its value in the script"
-            )
-        if value is None:
-            raise ConfigError(
-                f"${name} has no value: give it in the environment, as in "
-                f"`{name}=... slime config from-script ...`"
-            )
-        if isinstance(value, list):
-            return value if array else value[:1]
-        return [value]
+        return [value] if isinstance(value, str) else value
+
+
+def _assigned(word: Word) -> str:
+    """The variable of a word that begins with NAME=."""
+    return word.plain.partition("=")[0].rstrip("+")
 
 
 def _succeeds(word: str) -> bool:
     """Whether a command surely ends well, so that what follows && runs."""
     known = (*IGNORED, *DECLARING, "source", ".")
     return word in known or bool(ASSIGNMENT.match(word))
-
-
-def _sequence(command: str, numbers: list[int]) -> str:
-    """What `seq` prints, as words."""
-    first = numbers[0] if len(numbers) > 1 else 1
-    step = numbers[1] if len(numbers) > 2 else 1
-    last = numbers[-1] + (1 if step > 0 else -1)
-    if not step or len(range(first, last, step)) > MOST_NUMBERS:
-        raise ConfigError(f"$({command.strip()}) has no end, or more than {MOST_NUMBERS:,} numbers")
-    return " ".join(str(number) for number in range(first, last, step))
 
 
 def _is_entry(word: Word) -> bool:

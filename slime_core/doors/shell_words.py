@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from slime_core.doors.shell_patterns import unescaped
 from slime_core.errors import ConfigError
 
 BLANKS = " \t"
@@ -172,6 +173,15 @@ class _Reader:
             end = self._find("'", self.at + 1)
             word.parts.append(Part("text", self.text[self.at + 1 : end], True))
             self.at = end + 1
+        elif self.text.startswith("$'", self.at):
+            begun, end = self._line(), self._end_of_escaped(self.at + 2)
+            try:
+                word.parts.append(Part("text", unescaped(self.text[self.at + 2 : end]), True))
+            except ConfigError as error:
+                raise ConfigError(f"line {begun}: {error}") from error
+            self.at = end + 1
+        elif self.text.startswith('$"', self.at):
+            self.at += 1  # a translated text; without translations the text itself
         elif char == '"':
             begun = self._line()
             self.at += 1
@@ -190,6 +200,13 @@ class _Reader:
         elif not self._expansion(word, quoted=False):
             self._add(word, char, False)
             self.at += 1
+
+    def _end_of_escaped(self, start: int) -> int:
+        """Where `$'...'` ends: at a quote without a backslash before it."""
+        end = re.compile(r"(?:[^'\\]|\\.)*'", re.S).match(self.text, start)
+        if not end:
+            raise ConfigError(f"line {self._line()}: $' is never closed")
+        return end.end() - 1
 
     def double_quoted_piece(self, word: Word) -> None:
         """One piece inside double quotes."""

@@ -35,6 +35,20 @@ SAME = {
     "what a chain surely does": "cd / && A=1 && B=2\npkill -0 0 || true\npython train.py $A $B",
     "no arguments of its own": 'python train.py --seed 1 "$@" $*',
     "joined to an array": 'A=(a b)\npython train.py "<${A[@]}>" x${A[@]}y',
+    "an array as one word": 'A=(a "b  c")\npython train.py "${A[*]}" "<${A[*]}>" ${A[*]}',
+    "elements": 'A=(a "b c")\npython train.py ${A[1]} "${A[1]}" ${A[0]}x "${A[7]}" ${A[7]} end',
+    "lengths": 'A=(a "b c" d)\nB=hello\npython train.py ${#A[@]} ${#A[*]} ${#A} ${#B} ${#NO}',
+    "ends cut off": "X=/data/qwen/m.tar.gz/\nE=.gz\nA=(a.py b.sh c.py)\npython train.py ${X%/}"
+    ' ${X%%/} ${X#/} ${X##*/} ${X%/*} "${X%%/*}" ${X#*/} ${X%q?en*} ${X%nothing}'
+    " ${A[@]%.py} ${X%$E/} ${E#.}",
+    "escapes with a dollar": r"""python train.py $'a\tb\n\'q\' \x41\u0042\101 "' "$'x'" """
+    r"""x$'y'z $"plain" --x=$'\\' '$'""",
+    "a value for one command": "A=3\nA=5 true $A\nA=6 B=7 python train.py $A ${B:-none}",
+    "a value for a builtin": "A=3\nA=5 export B=$A\nA=6 true\npython train.py $A $B",
+    "defaults that stay": ': "${N:=4}" ${M:=5 6}\nK=\n: ${K=x}\n'
+    'python train.py $N $M "$K" ${L:=y}$L',
+    "an empty array as a value": 'A=()\npython train.py "$A" ${A-none} ${A:+set} end',
+    "stars in quotes": 'B="a*"\npython train.py "a*b" a\\*b x="?"',
 }
 
 
@@ -139,6 +153,23 @@ def test_what_cannot_be_known_is_named_with_its_line(text, sentence, tmp_path):
     ("python train.py $(seq 1 0 5)", "has no end"),
     ("python train.py --bs {1,2}", "{1,2} is a form that is not read"),
     ("python train.py --seed $1", "$1 is an argument of the script"),
+    ("python train.py --prompt-data data/*.jsonl", "run.sh: data/*.jsonl has a * outside"),
+    ("A=(x?)\npython train.py ${A[@]}", "x? has a ? outside of quotes"),
+    ("X=a1\npython train.py ${X%[0-9]}", "the pattern [0-9] has a [, which is not read"),
+    ("X=a\npython train.py ${X%'a'}", "the pattern 'a' has a ', which is not read"),
+    ("python train.py $'a\\cb'", "line 1: \\c is an escape that is not read"),
+    ("python train.py $'\\xff'", "\\xff is a byte that is no text of its own"),
+    ("\npython train.py $'a", "line 2: $' is never closed"),
+    ("A=1 source m.sh\npython train.py", "line 1 of run.sh: A=... before source is a form"),
+    ("A=1\nread -r A < file\npython train.py $A", "read sets it at line 2 of run.sh"),
+    ("A=1\nunset A\npython train.py $A", "unset sets it at line 2"),
+    ("A=1\nlet A=A+1\npython train.py $A", "let sets it at line 2"),
+    ("A=1\nprintf -v A x\npython train.py $A", "printf sets it at line 2"),
+    ("A=(1 2)\nA[0]=3\npython train.py ${A[@]}", "A[0]=3 sets it at line 2"),
+    ("X=a\npython train.py ${X^^} ", "${X^^} is a form that is not read"),
+    ("X=a\npython train.py ${X:0:1} ", "${X:0:1} is a form that is not read"),
+    ("X=Y\npython train.py ${!X} ", "${!X} is a form that is not read"),
+    ("A=(1 2)\npython train.py ${A[@]:1} ", "${A[@]:1} is a form that is not read"),
 ])  # fmt: skip
 def test_what_would_be_read_otherwise_than_bash_does_is_refused(text, part, tmp_path):
     with pytest.raises(ConfigError) as error:
@@ -158,6 +189,12 @@ def test_what_makes_the_shell_comfortable_is_not_read(tmp_path):
     assert "source venv/bin/activate (line 1 of run.sh), source ~/.bashrc (line 2" in note
 
 
+def test_what_an_assignment_gives_to_the_command_is_noted(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("A=1 env B=2 python train.py --seed 1")
+    assert read_script(path, {}).notes == ["environment: export it where you start: A, B"]
+
+
 def test_nothing_is_run(tmp_path):
     text = f"touch {tmp_path}/made\nA=$(touch {tmp_path}/made)\n`touch {tmp_path}/made`\n"
     assert arguments_of(tmp_path, text + "python train.py --seed 1") == ["--seed", "1"]
@@ -166,7 +203,8 @@ def test_nothing_is_run(tmp_path):
 
 TOKENS = r"""
     A= A $A ${A } ${A[@]} ${A:- $( ) ( ' " \ ; | > <<E E if fi then source x.sh export += $(( )) 1 {
-    ` # python train.py --seed = && $ for done
+    ` # python train.py --seed = && $ for done $' ${A%* ${#A} ${A##*/} : ${A:=
+    read unset A[0]= * \\x4
 """
 PIECES = [*TOKENS.split(), " ", "\n", "seq 2"]
 
