@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 
 SEED_BITS = 63
+MOST_SEED = 2**32 - 1
+"""The largest seed to configure: numpy's, which torch, SGLang and plug-ins take as well."""
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -20,6 +20,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="as `slime models list` shows it")
     parser.add_argument("--format", choices=tuple(SUFFIXES), help="bash (default) or yaml")
     parser.add_argument("--all", metavar="DIR", help="write every model to a file of this folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="with --all: replace files that say otherwise"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parsed = parse(parser, arguments)
     if parsed.what == "list" and (parsed.name or parsed.all or parsed.format):
@@ -29,7 +32,9 @@ def main(arguments: list[str]) -> int:
     elif parsed.all and (parsed.what != "export" or parsed.name):
         raise ConfigError("--all writes every model: use it as `slime models export --all DIR`")
     elif parsed.what == "export" and parsed.all:
-        _export_all(Path(parsed.all), parsed.format or "bash")
+        _export_all(Path(parsed.all), parsed.format or "bash", parsed.overwrite)
+    elif parsed.overwrite:
+        raise ConfigError("--overwrite replaces files, which only `export --all DIR` writes")
     elif parsed.name is None:
         raise ConfigError(f"slime models {parsed.what} needs a NAME (`slime models list`)")
     else:
@@ -52,19 +57,34 @@ def _text(chosen: Preset, form: str) -> str:
     return chosen.bash() if form == "bash" else chosen.yaml()
 
 
-def _export_all(folder: Path, form: str) -> None:
+def _export_all(folder: Path, form: str, overwrite: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_all(folder, form)
+        _write_all(folder, form, overwrite)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
 
 
-def _write_all(folder: Path, form: str) -> None:
+def _write_all(folder: Path, form: str, overwrite: bool) -> None:
+    """Writes all files or none: what stands there and says otherwise is somebody's own."""
+    texts = {
+        folder / f"{name}{SUFFIXES[form]}": _text(found, form)
+        for name, found in presets().items()
+        if not found.waits_for
+    }
+    changed = [
+        path.name
+        for path, text in texts.items()
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text
+    ]
+    if changed and not overwrite:
+        raise ConfigError(
+            f"{folder} has files of these names that say otherwise: {', '.join(changed)}; give "
+            "another folder, or --overwrite to replace them"
+        )
     for name, found in presets().items():
         if found.waits_for:
             print(f"{name}: left out, it waits for: {found.waits_for}")
-            continue
-        path = folder / f"{name}{SUFFIXES[form]}"
-        path.write_text(_text(found, form), encoding="utf-8")
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
         print(path)

@@ -21,7 +21,7 @@ BOUNDS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 def expected(info: FieldInfo) -> str:
     """For example "a whole number of at least 1, or none"."""
     bounds = [
-        f"{words} {getattr(mark, name):g}"
+        f"{words} {_number(getattr(mark, name))}"
         for mark in info.metadata
         for name, words in BOUNDS.items()
         if getattr(mark, name, None) is not None
@@ -40,6 +40,10 @@ def members(annotation: Any) -> list[Any]:
     if origin in (Union, types.UnionType):
         return [kind for item in get_args(annotation) for kind in members(item)]
     return [annotation]
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _shown(kind: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from slime_core.config.base import Group, Identity, Numeric, Operational
+from slime_core.seeds import MOST_SEED
 
 
 class RolloutGroup(Group):
@@ -32,7 +33,7 @@ class RolloutGroup(Group):
     """Tokens that end a response, besides the model's end token."""
     rollout_skip_special_tokens: Numeric[bool] = False
     """Leave special tokens out of the response text (never out of the tokens)."""
-    rollout_seed: Identity[int] = 42
+    rollout_seed: Identity[int] = Field(default=42, ge=0, le=MOST_SEED)
     """Seed of shuffling and sampling."""
     rollout_max_context_len: Numeric[int | None] = Field(default=None, ge=2)
     """Most tokens of prompt and response together, tool output included; only

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slime_core.config import algorithm_rules, parallel, rollout_rules
+from slime_core.seeds import MOST_SEED
 
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
@@ -22,6 +23,7 @@ def validate(config: RunConfig) -> None:
         parallel.layout_problem,
         _engines,
         _engine_size,
+        _engine_seed,
         _named_options,
     )
     problems = [problem for rule in rules if (problem := rule(config))]
@@ -113,6 +115,13 @@ def _engine_size(config: RunConfig) -> str | None:
         f"--sglang-tp-size {tensor} x --sglang-pp-size {pipeline} needs {tensor * pipeline} GPUs, "
         f"but rollout_num_gpus_per_engine is {gpus}: make them equal, or leave tp-size out"
     )
+
+
+def _engine_seed(config: RunConfig) -> str | None:
+    seed = config.sglang.get("random_seed")
+    if not isinstance(seed, int) or 0 <= seed <= MOST_SEED:
+        return None
+    return f"--sglang-random-seed {seed}: a seed is from 0 to {MOST_SEED}"
 
 
 def _named_options(config: RunConfig) -> str | None:

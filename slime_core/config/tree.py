@@ -13,6 +13,7 @@ from slime_core.config import rules
 from slime_core.config.algorithm import AlgorithmGroup
 from slime_core.config.base import Group, Identity, Numeric, Operational
 from slime_core.config.rollout import RewardsGroup, RolloutGroup
+from slime_core.seeds import MOST_SEED
 
 
 class RunGroup(Group):
@@ -20,7 +21,7 @@ class RunGroup(Group):
 
     run_name: Identity[str] = "run"
     """Name of the training; the run id is made from it."""
-    seed: Identity[int] = 1234
+    seed: Identity[int] = Field(default=1234, ge=0, le=MOST_SEED)
     """Seed of the run; every random choice derives from it by counters."""
     num_rollout: Numeric[int] = Field(ge=0)
     """Iterations to train. 0 only evaluates. Raising it continues a finished run."""

@@ -72,7 +72,11 @@ _FIXED = {
     "mtp_num_layers": None,
     "virtual_pipeline_model_parallel_size": None,
     "fp16": False,
+    # A step whose loss or gradients are not finite is skipped and recorded; it never ends the run.
+    "no_check_for_nan_in_loss_and_grad": True,
+    "check_for_nan_in_grad": False,
 }
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # A flag that switches something off: option -> (field, value).
 _NEGATIONS = {
     "no_rope_fusion": ("apply_rope_fusion", False),
@@ -91,10 +95,7 @@ _RENAMED = {
 _WITHOUT_EFFECT = frozenset(
     {
         "attention_backend",
-        "distributed_backend",
         "group_query_attention",
-        "no_check_for_nan_in_loss_and_grad",
-        "check_for_nan_in_grad",
         "seq_length",
         "use_mcore_models",
         "log_interval",
@@ -181,6 +182,7 @@ _MAPPED_HERE = (
     | _RENAMED.keys()
     | _WITHOUT_EFFECT
     | _SETTINGS
+    | {"distributed_backend"}
 )
 
 
@@ -280,7 +282,9 @@ def resolve(
         name = _normal(given)
         if _follows_from_model(given, name, value, shape) or name in _FIXED:
             continue
-        if name in _WITHOUT_EFFECT:
+        if name == "distributed_backend":
+            _check_backend(given, value, settings.device)
+        elif name in _WITHOUT_EFFECT:
             without_effect.append(given)
         elif name == "bf16":
             own["dtype"] = "bfloat16" if value else "float32"
@@ -324,6 +328,8 @@ def _megatron_fields() -> dict[str, dict[str, Any]]:
 def _type_of(name: str, classes: Fields | None) -> Any:
     if name in _NEGATIONS or name in _SWITCHES:
         return bool
+    if name in _TEXTS:
+        return str
     if name in _SETTINGS:
         return typing.get_type_hints(TrainerSettings)[name]
     if name in _RENAMED:
@@ -332,6 +338,14 @@ def _type_of(name: str, classes: Fields | None) -> Any:
         if name in fields:
             return fields[name]
     return Any
+
+
+def _check_backend(given: str, value: str, device: str) -> None:
+    if value != _BACKENDS[device]:
+        raise ConfigError(
+            f"megatron option {given!r} is {value!r}, but trainer ranks on {device} talk through "
+            f"{_BACKENDS[device]}: remove the option, or change the device"
+        )
 
 
 def _value_for(expected: Any, value: Any) -> Any:

@@ -380,7 +380,10 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     ),
     # configuration
     "a wrong type of a flag": (
-        flags("--seed", "many"), ["--seed must be a whole number, not 'many'"]
+        flags("--seed", "many"), ["--seed must be a whole number of at least 0 and", "not 'many'"]
+    ),
+    "a seed that numpy does not take": (
+        flags("--seed", str(2**64)), ["--seed must be a whole number", "at most 4294967295"]
     ),
     "a wrong type in a file": (
         yaml("rollout: {n_samples_per_prompt: 0}\ntrain: {lr: fast}"),

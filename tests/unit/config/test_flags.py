@@ -90,5 +90,5 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(arguments, sentence):
 
 
 def test_a_wrong_type_names_the_field_and_the_value():
-    with pytest.raises(ConfigError, match=r"--seed must be a whole number, not 'abc'"):
+    with pytest.raises(ConfigError, match=r"--seed must be a whole number of .*, not 'abc'"):
         load_config(NEEDED, overrides("--seed", "abc"))

@@ -56,6 +56,10 @@ TP2 = {"tensor_model_parallel_size": 2}
         ({"megatron": {"context-parallel-size": 2}}, ("context_parallel_size 2 is not there yet",)),
         ({"megatron": {"expert_model_parallel_size": 2}}, ("expert_model_parallel_size 2",)),
         ({"rollout_num_gpus_per_engine": 2}, ("rollout_num_gpus_per_engine to 1",)),
+        ({"seed": -1}, ("seed", "at least 0", "-1")),
+        ({"seed": 2**64}, ("seed", "at most 4294967295")),
+        ({"rollout_seed": 2**32}, ("rollout-seed", "at most 4294967295", "4294967296")),
+        ({"sglang": {"random_seed": -5}}, ("--sglang-random-seed -5", "from 0 to 4294967295")),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence_with_its_numbers(overrides, words):

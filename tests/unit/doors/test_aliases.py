@@ -31,6 +31,26 @@ def test_both_names_of_a_thing_work():
     assert load_config(SMALL, {"use_tis": True, "tis_threshold": 0.7}).algorithm.tis_clip == 0.7
 
 
+def test_what_happens_anyway_may_be_said():
+    said = config(
+        "--no-offload-train", "--no-offload-rollout", "--no-check-for-nan-in-loss-and-grad"
+    )
+    assert said.megatron == {"no_check_for_nan_in_loss_and_grad": True}
+    assert said.model_copy(update={"megatron": {}}) == config()
+    assert "--offload-train is not there yet" in refusal("--offload-train")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--deterministic-mode", "--optimizer-cpu-offload", "--overlap-cpu-optimizer-d2h-h2d",
+     "--use-precision-aware-optimizer"],
+)  # fmt: skip
+def test_options_of_megatron_that_would_change_nothing_are_not_taken(flag):
+    assert f"{flag} is not there yet, it waits for: " in refusal(flag)
+    name = flag.removeprefix("--").replace("-", "_")
+    assert f"{name} is not there yet" in refusal(megatron={name: True})
+
+
 def test_two_names_with_two_values_are_refused():
     sentence = refusal("--use-tis", "--tis-threshold", "0.9", "--tis-clip", "2")
     assert "tis_threshold is another name of tis_clip, and they differ: '0.9' and '2'" in sentence

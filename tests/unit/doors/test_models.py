@@ -130,6 +130,23 @@ def test_a_rope_scaling_is_compared_with_the_models(tmp_path):
         resolve(settings, shape, declared_fields())
 
 
+def test_files_that_say_otherwise_are_replaced_only_when_told_to(tmp_path, capsys):
+    export = ["models", "export", "--all", str(tmp_path)]
+    assert main(export) == 0 and main(export) == 0, "the same again changes nothing"
+    own = tmp_path / "qwen3-4B.sh"
+    own.write_text("MODEL_ARGS=(--mine)")
+    (tmp_path / "qwen3-8B.sh").unlink()
+    capsys.readouterr()
+    assert main(export) == 2
+    assert (
+        "say otherwise: qwen3-4B.sh; give another folder, or --overwrite" in capsys.readouterr().err
+    )
+    assert own.read_text() == "MODEL_ARGS=(--mine)" and not (tmp_path / "qwen3-8B.sh").exists()
+    assert main([*export, "--overwrite"]) == 0
+    assert own.read_text() == preset("qwen3-4B").bash()
+    assert main(["models", "show", "qwen3-4B", "--overwrite"]) == 2
+
+
 def test_a_folder_that_cannot_be_written_and_a_name_beside_all_are_sentences(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["models", "export", "--all", str(tmp_path / "file" / "x")]) == 2

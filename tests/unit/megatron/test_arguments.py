@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import check_names, known_names, resolve
+from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.tables import ModelShape
 
@@ -111,6 +113,9 @@ def test_each_option_reaches_its_class() -> None:
         ({"no_position_embedding": False}, "supports True only"),
         ({"tokenizer_type": "NullTokenizer"}, "supports 'HuggingFaceTokenizer' only"),
         ({"overlap_param_gather": True}, "supports False only"),
+        ({"no_check_for_nan_in_loss_and_grad": False}, "supports True only"),
+        ({"check_for_nan_in_grad": True}, "supports False only"),
+        ({"distributed_backend": True}, "must be str"),
     ],
 )
 def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> None:
@@ -131,6 +136,16 @@ def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> 
 def test_options_must_agree_with_the_model(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"the model's config\.json makes it"):
         resolved(**options)
+
+
+def test_the_backend_follows_from_the_device() -> None:
+    assert resolved(distributed_backend="gloo").without_effect == ()
+    with pytest.raises(ConfigError, match="'nccl', but trainer ranks on cpu talk through gloo"):
+        resolved(distributed_backend="nccl")
+    on_gpu = TrainerSettings("x", device="cuda", megatron={"distributed-backend": "nccl"})
+    assert resolve(on_gpu, SHAPE, declared_fields()).without_effect == ()
+    with pytest.raises(ConfigError, match="'gloo', but trainer ranks on cuda talk through nccl"):
+        resolve(replace(on_gpu, megatron={"distributed_backend": "gloo"}), SHAPE, declared_fields())
 
 
 def test_every_known_name_is_accepted_or_refused_for_its_value_only() -> None:
