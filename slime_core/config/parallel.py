@@ -25,7 +25,7 @@ LAYOUT_OPTIONS = frozenset(
         "decoder_last_pipeline_num_layers",
     }
 )
-_NOT_THERE = ("context_parallel_size", "expert_model_parallel_size")
+_NOT_THERE = ("expert_model_parallel_size",)
 
 
 def option_name(given: str) -> str:
@@ -60,12 +60,14 @@ def layout_problem(config: RunConfig) -> str | None:
         )
     tensor = layout.get("tensor_model_parallel_size", 1)
     pipeline = layout.get("pipeline_model_parallel_size", 1)
-    if not all(type(size) is int and size > 0 for size in (tensor, pipeline)):
+    context = layout.get("context_parallel_size", 1)
+    if not all(type(size) is int and size > 0 for size in (tensor, pipeline, context)):
         return None  # the check of Megatron's options says which type they have
-    if ranks % (tensor * pipeline):
+    copy = tensor * pipeline * context
+    if ranks % copy:
         return (
-            f"tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {pipeline} = "
-            f"{tensor * pipeline} ranks hold the model, but actor_num_gpus_per_node is {ranks}: "
-            f"make it a multiple of {tensor * pipeline}"
+            f"tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {pipeline} x "
+            f"context_parallel_size {context} = {copy} ranks hold the model, but "
+            f"actor_num_gpus_per_node is {ranks}: make it a multiple of {copy}"
         )
     return None

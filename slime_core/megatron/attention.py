@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
 from slime_core.errors import ConfigError, TrainerError
+from slime_core.megatron import parallel
 from slime_core.megatron.padded import PaddedGroup, padded_attention, plan_groups
 from slime_core.megatron.rotary import rotate
+from slime_core.megatron.zigzag import ChunkGroup, chunk_attention, plan_chunks
 
 
 @cache
@@ -60,13 +63,15 @@ class Pack(PackedSeqParams):
     """Megatron's description of a packed micro-batch, with what all layers share.
 
     Attributes:
-        cos, sin: [t, 1, d / 2], rotary tables of every token.
+        cos, sin: [t, 1, d / 2], rotary tables of every token of this rank.
         groups: plan of the padded calls, made by the first layer that needs it.
+        chunks: the same for context-parallel ranks.
     """
 
     cos: torch.Tensor | None = None
     sin: torch.Tensor | None = None
     groups: list[PaddedGroup] | None = None
+    chunks: list[ChunkGroup] | None = None
 
 
 class PackedAttention(MegatronModule):
@@ -100,18 +105,37 @@ class PackedAttention(MegatronModule):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
-        """[t, heads, d] and [t, kv heads, d] twice -> [t, heads * d]."""
+        """[t, heads, d] and [t, kv heads, d] twice -> [t, heads * d], t of this rank."""
         if not isinstance(packed_seq_params, Pack):
             raise TrainerError("the model was run without a Pack; use PolicyModel.pack")
         cos, sin = packed_seq_params.cos, packed_seq_params.sin
         assert cos is not None and sin is not None
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        if self.config.context_parallel_size > 1:
+            out = self._over_ranks(query, key, value, packed_seq_params)
+        elif query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
             out = varlen_attention(query, key, value, packed_seq_params, self.softmax_scale)
         else:
             groups = plan_of(packed_seq_params, query.device)
             out = padded_attention(query, key, value, groups, self.softmax_scale)
         return out.reshape(out.size(0), -1)
+
+    def _over_ranks(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pack: Pack
+    ) -> torch.Tensor:
+        """Attention of this context-parallel rank's chunks to the keys of all ranks."""
+        group = parallel.context_group()
+        if pack.chunks is None:
+            assert pack.cu_seqlens_q is not None
+            starts = pack.cu_seqlens_q.cpu().numpy()
+            pack.chunks = plan_chunks(starts, group.size(), group.rank(), query.device)
+        pair = torch.stack((key, value), 1).contiguous()  # [t, 2, kv heads, d]
+        # Its gradient is the sum over the ranks of what each one's queries need.
+        gathered = gather_from_sequence_parallel_region(
+            pair, tensor_parallel_output_grad=True, group=group
+        )
+        key, value = gathered.unbind(1)
+        return chunk_attention(query, key, value, pack.chunks, self.softmax_scale)
 
 
 def plan_of(pack: Pack, device: torch.device) -> list[PaddedGroup]:

@@ -34,7 +34,7 @@ class CriticSteps:
 
         Temperature plays no part in values.
         """
-        return self.passes.read(batch, rows, lambda _, hidden: self._head(hidden))
+        return self.passes.read(batch, rows, self._values)
 
     def gradients(
         self, batch: TrainBatch, rows: Sequence[int], columns: Mapping[str, torch.Tensor]
@@ -47,15 +47,15 @@ class CriticSteps:
         totals = step_totals(rows, batch.rollout_ids, batch.mask_sums)
         return collect(self.passes, batch, rows, columns, totals, partial(self._loss, totals))
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.passes.state.model.head(hidden)
+    def _values(self, micro: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
+        return micro.whole(self.passes.state.model.head(hidden))
 
     def _loss(
         self, totals: StepTotals, micro: MicroBatch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, Report]:
         old, returns = micro.columns["values"], micro.columns["returns"]
         trained = micro.mask
-        values = self._head(hidden)
+        values = self._values(micro, hidden)
         tokens = value_loss(values, old, returns, trained, self.algorithm.value_clip)
         per_token = self.algorithm.calculate_per_token_loss
         weights = token_weights(

@@ -23,7 +23,8 @@ def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -
     """
     hasher = xxhash.xxh3_64()
     parameters = dict(model.named_parameters())
-    for name in (*local_entries(model, shape), *sorted(model.own_parameters)):
+    own = sorted(model.own_parameters & parameters.keys())
+    for name in (*local_entries(model, shape), *own):
         parameter = parameters[name]
         if parameter.is_cuda:
             hasher.update(fingerprint(parameter).to_bytes(8, "little"))
@@ -31,10 +32,10 @@ def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -
             hasher.update(tensor_bytes(parameter))
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
     shards = parallel.gather_objects((replica, hasher.hexdigest()))
-    own = [digest for rank, digest in shards if rank == 0]
-    if len(own) == 1:
-        return f"{role}:{own[0]}"
-    return f"{role}:{xxhash.xxh3_64_hexdigest(''.join(own).encode())}"
+    counted = [digest for rank, digest in shards if rank == 0]
+    if len(counted) == 1:
+        return f"{role}:{counted[0]}"
+    return f"{role}:{xxhash.xxh3_64_hexdigest(''.join(counted).encode())}"
 
 
 @torch.no_grad()

@@ -174,7 +174,8 @@ class ValueModel(PolicyModel):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **(options | {"share_embeddings_and_output_weights": False}))
-        self.output_layer = ValueHead(self.config)  # type: ignore[assignment]
+        if self.post_process:
+            self.output_layer = ValueHead(self.config)  # type: ignore[assignment]
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Values. [n, hidden] -> float32 [n]"""

@@ -74,10 +74,15 @@ def pipeline_group() -> dist.ProcessGroup:
 
 
 def replica_group() -> dist.ProcessGroup:
-    """Ranks that hold the same parameters and see other data."""
+    """Ranks that hold the same parameters and see other rows, or other tokens of the same."""
     return cast(
         dist.ProcessGroup, parallel_state.get_data_parallel_group(with_context_parallel=True)
     )
+
+
+def context_group() -> dist.ProcessGroup:
+    """Ranks that hold other tokens of the same sequences."""
+    return cast(dist.ProcessGroup, parallel_state.get_context_parallel_group())
 
 
 def device_of(settings: TrainerSettings) -> torch.device:
@@ -121,16 +126,20 @@ def from_first_rank(value: Any) -> Any:
 
 
 def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
-    """In-place sum over the data-parallel (and context-parallel) ranks."""
-    group = replica_group()
+    """In-place sum over the ranks that see other rows."""
+    group = _data_group()
     if group.size() > 1:
         dist.all_reduce(values, group=group)
     return values
 
 
+def _data_group() -> dist.ProcessGroup:
+    return cast(dist.ProcessGroup, parallel_state.get_data_parallel_group())
+
+
 def max_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
-    """In-place maximum over the data-parallel (and context-parallel) ranks."""
-    group = replica_group()
+    """In-place maximum over the ranks that see other rows."""
+    group = _data_group()
     if group.size() > 1:
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     return values

@@ -13,24 +13,29 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from slime_core.batching.pack import PackedMicroBatch, pack
+from slime_core.batching.context_parallel import PackShare, share_of_pack
+from slime_core.batching.pack import PackedMicroBatch, pack, pack_sequence
 from slime_core.batching.schedule import SchedulePolicy, SequenceCost, schedule_step
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron import parallel
 from slime_core.megatron.attention import Pack
 from slime_core.megatron.optimizer import TrainState
 from slime_core.megatron.settings import TrainerSettings
+from slime_core.megatron.share import Share
 from slime_core.weights.tables import ModelShape, bind
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A pack on the device. P read positions of k rows.
+    """A pack on the device. P read positions of k rows; context-parallel ranks hold a share of it.
 
     Attributes:
-        tokens, positions: int64 [1, S].
+        tokens, positions: int64 [1, S] of this rank.
         params: the sequences of the pack.
-        index, targets, rows: int64 [P], see PackedMicroBatch.
+        index: int64 [own], tokens of this rank that predict its own of the P positions; all P
+            without context parallelism.
+        targets, rows: int64 [P], see PackedMicroBatch.
+        share: which of the P positions are this rank's own, None where all are.
         row_ids: rows of the batch.
         mask: bool [P], trained tokens.
         denominators: float64 [k]; empty in a pass that only reads.
@@ -47,6 +52,16 @@ class MicroBatch:
     mask: torch.Tensor
     denominators: torch.Tensor
     columns: dict[str, torch.Tensor]
+    share: Share | None = None
+
+    @property
+    def own_targets(self) -> torch.Tensor:
+        """int64 [own]: what the own positions predict."""
+        return self.targets if self.share is None else self.targets[self.share.own]
+
+    def whole(self, values: torch.Tensor) -> torch.Tensor:
+        """[own, ...] -> [P, ...], see Share.whole."""
+        return values if self.share is None else self.share.whole(values)
 
 
 Read = Callable[[MicroBatch, torch.Tensor], torch.Tensor]
@@ -62,7 +77,11 @@ class Passes:
         self.shape = shape
         self.state = state
         self.device = parallel.device_of(settings)
-        self.pad_to = settings.tensor_model_parallel_size if settings.sequence_parallel else 1
+        cp_size = settings.context_parallel_size
+        self.row_multiple = 2 * cp_size if cp_size > 1 else 1
+        self.pad_to = self.row_multiple
+        if settings.sequence_parallel:
+            self.pad_to *= settings.tensor_model_parallel_size
         self._schedule = get_forward_backward_func()
 
     def train(
@@ -79,8 +98,8 @@ class Passes:
             batch: the whole batch of the iteration.
             rows: rows of this step, all ranks together.
             columns: flat columns over the batch's response tokens, [sum R] each.
-            loss: micro-batch and hidden states of its positions -> its part of the step's loss,
-                and its part of every metric.
+            loss: micro-batch and hidden states of its own positions -> its part of the step's
+                loss, and its part of every metric.
             positions: read trained tokens only, or all response tokens.
 
         Returns:
@@ -105,7 +124,7 @@ class Passes:
         Runs in micro-batches of its own (log_probs_max_tokens_per_gpu). A collective.
 
         Args:
-            read: micro-batch and hidden states of its P positions -> float32 [P].
+            read: micro-batch and hidden states of its own positions -> float32 [P].
 
         Returns:
             float32 [sum R] over the batch's response tokens, 0 where nothing was read. Valid on
@@ -122,29 +141,18 @@ class Passes:
     @torch.no_grad()
     def read_sequence(self, tokens: Sequence[int], read: Read) -> torch.Tensor:
         """What predicts tokens[1:], on every rank. float32 [len(tokens) - 1]. A collective."""
-        n = len(tokens)
-        padding = -n % self.pad_to
-        ids = np.zeros(n + padding, dtype=np.int64)
-        ids[:n] = tokens
-        packed = PackedMicroBatch(
-            tokens=ids,
-            position_ids=np.concatenate([np.arange(n), np.arange(padding)]),
-            cu_seqlens=np.array([0, n, n + padding][: 3 if padding else 2], dtype=np.int32),
-            max_seqlen=max(n, padding),
-            row_ids=(0,),
-            logit_index=np.arange(n - 1),
-            targets=ids[1:n],
-            rows=np.zeros(n - 1, dtype=np.int64),
-            response_index=np.arange(n - 1),
-        )
+        packed = pack_sequence(tokens, pad_to=self.pad_to, row_multiple=self.row_multiple)
         outputs = self._run([self._to_device(packed)], read, forward_only=True)
-        values = torch.zeros(n - 1, dtype=torch.float32, device=self.device)
+        values = torch.zeros(len(tokens) - 1, dtype=torch.float32, device=self.device)
         if outputs:
             values = outputs[0].contiguous()
         return parallel.from_last_stage(values)
 
     def _policy(self, max_tokens: int | None) -> SchedulePolicy:
         settings = self.settings
+        cap = None
+        if settings.use_dynamic_batch_size and max_tokens is not None:
+            cap = max_tokens * settings.context_parallel_size
         cost = None
         if settings.data_parallel_size > 1:
             width = self.shape.num_heads * self.shape.head_dim
@@ -154,7 +162,7 @@ class Passes:
             cost = SequenceCost.of_transformer(size, self.shape.num_layers, width)
         return SchedulePolicy(
             micro_batch_size=settings.micro_batch_size,
-            max_tokens=max_tokens if settings.use_dynamic_batch_size else None,
+            max_tokens=cap,
             cost=cost,
         )
 
@@ -168,7 +176,16 @@ class Passes:
         policy = self._policy(max_tokens)
         plan = schedule_step(batch.lengths.tolist(), rows, self.settings.data_parallel_size, policy)
         mine = plan.ranks[parallel_state.get_data_parallel_rank()]
-        return [pack(batch, ids, pad_to=self.pad_to, positions=positions) for ids in mine]
+        return [
+            pack(
+                batch,
+                ids,
+                pad_to=self.pad_to,
+                row_multiple=self.row_multiple,
+                positions=positions,
+            )
+            for ids in mine
+        ]
 
     def _to_device(
         self,
@@ -179,23 +196,30 @@ class Passes:
         def move(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(self.device)
 
-        positions = move(packed.position_ids)
+        part: PackedMicroBatch | PackShare = packed
+        index, share = packed.logit_index, None
+        if self.settings.context_parallel_size > 1:
+            group = parallel.context_group()
+            part = share_of_pack(packed, group.size(), group.rank())
+            index, share = part.index, Share(move(part.own), move(part.order), part.most)
+        at = move(part.position_ids)
         place = move(packed.response_index)
         row_ids = np.asarray(packed.row_ids, dtype=np.int64)
         trained = np.ones(len(packed.rows), dtype=bool)
         if batch is not None:
             trained = batch.loss_mask[packed.response_index] == 1
         return MicroBatch(
-            tokens=move(packed.tokens)[None],
-            positions=positions[None],
-            params=self.state.model.pack(move(packed.cu_seqlens), positions, packed.max_seqlen),
-            index=move(packed.logit_index),
+            tokens=move(part.tokens)[None],
+            positions=at[None],
+            params=self.state.model.pack(move(packed.cu_seqlens), at, packed.max_seqlen),
+            index=move(index),
             targets=move(packed.targets),
             rows=move(packed.rows),
             row_ids=packed.row_ids,
             mask=move(trained),
             denominators=move(np.zeros(0) if batch is None else batch.denominators[row_ids]),
             columns={name: column[place] for name, column in (columns or {}).items()},
+            share=share,
         )
 
     def _run(self, micro_batches: list[MicroBatch], finish: Any, forward_only: bool) -> list[Any]:

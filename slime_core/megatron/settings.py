@@ -126,14 +126,15 @@ class TrainerSettings:
         Raises:
             ConfigError: names the settings and the fix.
         """
-        for name in ("context_parallel_size", "expert_model_parallel_size"):
+        for name in ("expert_model_parallel_size",):
             if getattr(self, name) != 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not supported yet; use 1")
         if self.world_size % self.model_parallel_size:
             raise ConfigError(
                 f"{self.world_size} trainer ranks are not a multiple of "
                 f"tensor_model_parallel_size {self.tensor_model_parallel_size} x "
-                f"pipeline_model_parallel_size {self.pipeline_model_parallel_size}"
+                f"pipeline_model_parallel_size {self.pipeline_model_parallel_size} x "
+                f"context_parallel_size {self.context_parallel_size}"
             )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError("sequence_parallel needs tensor_model_parallel_size above 1")
@@ -141,11 +142,6 @@ class TrainerSettings:
             raise ConfigError("more than one trainer rank needs master_port")
         if self.use_dynamic_batch_size and not self.max_tokens_per_gpu:
             raise ConfigError("use_dynamic_batch_size needs max_tokens_per_gpu")
-        if self.algorithm.uses_critic and self.model_parallel_size > 1:
-            raise ConfigError(
-                "a critic over tensor- or pipeline-parallel ranks is not supported yet: use sizes "
-                "of 1, or an estimator without a critic such as grpo"
-            )
         if self.algorithm.loss_type == "custom_loss" and self.tensor_model_parallel_size > 1:
             raise ConfigError(
                 "custom_loss_function_path gets whole logits, which tensor-parallel ranks do not "

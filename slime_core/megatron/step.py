@@ -121,14 +121,18 @@ class PolicySteps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies, float32 [P] each."""
         settings = self.passes.settings
-        return log_probs_of_rows(
+        pair = log_probs_of_rows(
             self.passes.state.model,
             hidden,
-            micro.targets,
+            micro.own_targets,
             vocab_size=self.passes.shape.vocab_size,
             temperature=temperature or settings.rollout_temperature,
             chunk_tokens=settings.logits_chunk(self.passes.shape.padded_vocab_size),
         )
+        if micro.share is None:
+            return pair
+        log_probs, entropy = micro.whole(torch.stack(pair, -1)).unbind(-1)
+        return log_probs, entropy
 
     def _loss(
         self,
@@ -179,7 +183,8 @@ class PolicySteps:
         hidden: torch.Tensor,
     ) -> tuple[torch.Tensor, Report]:
         """The same by the user's function, which sees logits of all response tokens at once."""
-        logits = self.passes.state.model.head(hidden)[:, : self.passes.shape.vocab_size]
+        logits = micro.whole(self.passes.state.model.head(hidden))
+        logits = logits[:, : self.passes.shape.vocab_size]
         log_probs, entropy = log_probs_and_entropy(
             logits, micro.targets, self.passes.settings.rollout_temperature
         )

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,20 @@ def _pool() -> ProcessPoolExecutor:
 
 @pytest.fixture(scope="session")
 def rank_pools() -> Iterator[list[ProcessPoolExecutor]]:
-    """Two processes that stay for the session; a trainer is set up and closed in each test."""
-    pools = [_pool(), _pool()]
+    """Four processes that stay for the session, each begun by its first job; a trainer is set up
+    and closed in each test."""
+    pools = [_pool() for _ in range(4)]
     yield pools
     for pool in pools:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                  for _ in range(count)]  # fmt: skip
+        return [probe.getsockname()[1] for probe in probes]
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +62,8 @@ def in_ranks(rank_pools: list[ProcessPoolExecutor]) -> Callable[..., list[Any]]:
     """Runs a job on two ranks at once: job(rank, port, *args); returns both results."""
 
     def run(job: Callable[..., Any], *args: Any) -> list[Any]:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        pending = [pool.submit(job, rank, port, *args) for rank, pool in enumerate(rank_pools)]
+        (port,) = free_ports(1)
+        pending = [pool.submit(job, rank, port, *args) for rank, pool in enumerate(rank_pools[:2])]
         return [future.result(JOB_TIMEOUT_S) for future in pending]
 
     return run

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.batching.pack import pack
+from slime_core.batching.pack import pack, pack_sequence
 from slime_core.errors import DataError
 
 
@@ -58,3 +58,25 @@ def test_an_empty_micro_batch_is_padding_only(make_batch):
 def test_pad_to_must_be_positive(make_batch):
     with pytest.raises(DataError, match="pad_to"):
         pack(make_batch([2], [3]), [0], pad_to=0)
+
+
+def test_rows_are_filled_up_one_by_one_where_they_will_be_cut(make_batch):
+    packed = pack(make_batch([2, 1], [3, 2]), [0, 1], pad_to=8, row_multiple=4, pad_token=9)
+    assert packed.cu_seqlens.tolist() == [0, 8, 12, 16]
+    assert packed.tokens[5:8].tolist() == [9] * 3
+    assert packed.position_ids.tolist() == [*range(8), *range(4), *range(4)]
+    places = zip(packed.rows, packed.logit_index, packed.targets, strict=True)
+    assert all(packed.tokens[index + 1] == target and index < (5, 11)[row]
+               for row, index, target in places)  # fmt: skip
+
+
+def test_a_sequence_by_itself_reads_all_but_its_first_token():
+    packed = pack_sequence([5, 6, 7], pad_to=8, row_multiple=4)
+    assert packed.tokens.tolist() == [5, 6, 7, 0, 0, 0, 0, 0]
+    assert packed.cu_seqlens.tolist() == [0, 4, 8]
+    assert packed.logit_index.tolist() == [0, 1] and packed.targets.tolist() == [6, 7]
+
+
+def test_the_pack_is_a_multiple_of_what_its_rows_are(make_batch):
+    with pytest.raises(DataError, match="multiple of row_multiple 4"):
+        pack(make_batch([2], [3]), [0], pad_to=6, row_multiple=4)

@@ -50,10 +50,17 @@ TP2 = {"tensor_model_parallel_size": 2}
         ({"device": "cpu", "actor_num_nodes": 2}, ("actor_num_nodes 2: trainer ranks on several",)),
         (
             {"device": "cpu", "actor_num_gpus_per_node": 3, "megatron": TP2},
-            ("size 2 x pipeline_model_parallel_size 1 = 2", "node is 3", "a multiple of 2"),
+            ("size 2 x pipeline_model_parallel_size 1 x context", "node is 3", "a multiple of 2"),
         ),
         ({"megatron": TP2}, ("actor_num_gpus_per_node is 1: make it a multiple of 2",)),
-        ({"megatron": {"context-parallel-size": 2}}, ("context_parallel_size 2 is not there yet",)),
+        (
+            {
+                "device": "cpu",
+                "actor_num_gpus_per_node": 2,
+                "megatron": TP2 | {"context-parallel-size": 2},
+            },
+            ("context_parallel_size 2 = 4 ranks hold the model", "node is 2"),
+        ),
         ({"megatron": {"expert_model_parallel_size": 2}}, ("expert_model_parallel_size 2",)),
         ({"rollout_num_gpus_per_engine": 2}, ("rollout_num_gpus_per_engine to 1",)),
         ({"seed": -1}, ("seed", "at least 0", "-1")),
