@@ -136,6 +136,11 @@ class TrainerSettings:
                 f"pipeline_model_parallel_size {self.pipeline_model_parallel_size} x "
                 f"context_parallel_size {self.context_parallel_size}"
             )
+        if self.context_parallel_size > 1 and self.device == "cuda":
+            raise ConfigError(
+                f"context_parallel_size {self.context_parallel_size} works on CPUs so far and is "
+                "not tried on GPUs: use 1, or device cpu"
+            )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError("sequence_parallel needs tensor_model_parallel_size above 1")
         if self.world_size > 1 and not self.master_port:
