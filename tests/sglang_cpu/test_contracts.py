@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.engines.client import EngineUnreachableError
 from slime_core.engines.launcher import EngineProcess, free_port, sglang_command
+from slime_core.engines.protocol import GenerateRequest
+from slime_core.waits import poll
+from tests.contracts.engines.conftest import PROMPT, run_scenario
 
 pytestmark = pytest.mark.sglang
 
@@ -61,6 +65,23 @@ def test_contracts_hold_against_real_sglang(tmp_path):
             env={**os.environ, "SLIME_TEST_ENGINE_URL": engine.url},
             timeout=TESTS_TIMEOUT_S,
         ).returncode
+        if status == 0:
+            ends_by_a_flush_right_after_an_answer(engine)
     finally:
         engine.terminate()
     assert status == 0, engine.log_tail()
+
+
+def ends_by_a_flush_right_after_an_answer(engine: EngineProcess) -> None:
+    """The trap that `drain` is for; comes last, since nothing is left of the engine then."""
+
+    async def scenario(client, http):
+        await http.post("/slow_down", json={"forward_sleep_time": 1.0})
+        await client.generate(GenerateRequest(PROMPT, {"max_new_tokens": 1, "ignore_eos": True}))
+        with pytest.raises(EngineUnreachableError):
+            await client.update_weights_from_disk(str(MODEL), "v", flush_cache=True)
+
+    run_scenario(engine.url, scenario)
+    assert poll("the engine to end", 30, lambda: engine.returncode) != 0
+    log = engine.log_path.read_text(errors="replace")
+    assert "Cache flush failed after updating weights" in log

@@ -49,7 +49,7 @@ class Scheduler:
 
     Attributes:
         weight_version: given to requests when they get a token or end.
-        step_pause_s: slept before each step (SGLang's /slow_down, for tests of what is in flight).
+        step_pause_s: slept after each step (SGLang's /slow_down, for tests of what is in flight).
     """
 
     def __init__(self, model: ServedModel, stops: StopRules, limits: Limits) -> None:
@@ -63,6 +63,7 @@ class Scheduler:
         self.output_tokens_total = 0
         self.cached_tokens_total = 0
         self._pools: dict[int, KVPool] = {}
+        self._just_ended = False
         self._min_rows = DETERMINISTIC_ROWS if limits.deterministic else 1
 
     # -- what the engine thread calls between steps
@@ -73,7 +74,13 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self.waiting and not any(pool.requests for pool in self._pools.values())
+        """Nothing waits or runs, and nothing ended by itself in the last step.
+
+        So it is in SGLang, which drops the batch of one step at the next: right after an answer
+        it is not idle and refuses a flush.
+        """
+        running = any(pool.requests for pool in self._pools.values())
+        return not (self.waiting or running or self._just_ended)
 
     def submit(self, requests: Iterable[Request]) -> None:
         self.waiting.extend(requests)
@@ -103,8 +110,7 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Advances every running request by one token; returns those that got one or ended."""
-        if self.step_pause_s:
-            time.sleep(self.step_pause_s)
+        self._just_ended = False
         touched: dict[int, Request] = {}
         if self.waiting:
             touched.update((id(request), request) for request in self._prefill_wave())
@@ -114,6 +120,7 @@ class Scheduler:
         if self.limits.deterministic:
             self._rehouse()
         self._pools = {key: pool for key, pool in self._pools.items() if pool.requests}
+        self._just_ended = any(request.finish is not None for request in touched.values())
         return list(touched.values())
 
     # -- prefill

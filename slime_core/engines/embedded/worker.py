@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -92,6 +93,8 @@ class EngineWorker(threading.Thread):
                 ]
                 if news:
                     self._report(news)
+                if self._scheduler.step_pause_s:
+                    time.sleep(self._scheduler.step_pause_s)
         except BaseException:
             log.critical("the engine thread failed", exc_info=True)
             end_process(FATAL_EXIT_CODE)

@@ -51,7 +51,7 @@ class Transport(Protocol):
         ...
 
     async def send(self, client: EngineClient, version: str) -> None:
-        """Loads the prepared bytes into a quiet engine."""
+        """Loads the prepared bytes into a quiet engine, without asking it for a flush."""
         ...
 
     async def finish(self, version: str) -> None:
@@ -202,13 +202,10 @@ class WeightSync:
     ) -> float:
         self._enter(SyncState.QUIET, version, name)
         await client.pause("abort")
-
-        async def flushed() -> bool | None:
-            return True if await client.flush_cache() else None
-
-        await apoll(f"engine {name} to be quiet", QUIET_TIMEOUT_S, flushed, interval_s=0.02)
+        await drain(name, client)
         self._enter(SyncState.TRANSFER, version, name)
         await self.transport.send(client, version)
+        await drain(name, client)
         await client.resume()
         self._enter(SyncState.VERIFY, version, name)
         return await verify(client, version, canary, self.tolerance)
@@ -219,6 +216,23 @@ class WeightSync:
         if engine:
             self._states[engine] = state
         log.debug("sync %s: %s %s", version, state.value, engine)
+
+
+async def drain(name: str, client: EngineClient) -> None:
+    """Waits until an engine says itself that it holds no request; its cache is empty then.
+
+    The answers of all requests do not say so: they leave before SGLang's scheduler has let go of
+    its last batch. An update that asks for a flush in that moment ends SGLang, which is why a
+    sync flushes by this call, before and after its update.
+
+    Raises:
+        DeadlineError: requests were still held after QUIET_TIMEOUT_S.
+    """
+
+    async def flushed() -> bool | None:
+        return True if await client.flush_cache() else None
+
+    await apoll(f"engine {name} to be quiet", QUIET_TIMEOUT_S, flushed, interval_s=0.02)
 
 
 async def verify(

@@ -136,9 +136,9 @@ class InFlight:
 
 
 @asynccontextmanager
-async def slowed(http: httpx.AsyncClient):
+async def slowed(http: httpx.AsyncClient, step_s: float = 0.02):
     """Long enough steps that a request of 240 tokens is in flight for seconds."""
-    await http.post("/slow_down", json={"forward_sleep_time": 0.02})
+    await http.post("/slow_down", json={"forward_sleep_time": step_s})
     try:
         yield
     finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from slime_core.engines.client import EngineAnswerError, EngineUnreachableError
-from slime_core.engines.protocol import GenerateRequest
+from slime_core.engines.protocol import GenerateRequest, UpdateResult
 from slime_core.waits import poll
+from slime_core.weights.sync.machine import drain
 from tests.contracts.engines.conftest import (
     LONG,
     MODEL_PATH,
@@ -45,14 +47,20 @@ async def tokens(client) -> list[int]:
     return (await client.generate(GenerateRequest(PROMPT, GREEDY))).tokens
 
 
+async def load(client, folder, version: str) -> UpdateResult:
+    """An update that flushes: only an engine that says itself that it is idle outlives one."""
+    await drain("the engine", client)
+    return await client.update_weights_from_disk(str(folder), version)
+
+
 async def restore(client) -> None:
-    await client.update_weights_from_disk(str(MODEL_PATH), "default")
+    await load(client, MODEL_PATH, "default")
 
 
 def test_from_disk(play, other_folder):
     async def scenario(client, http):
         before = await tokens(client)
-        answer = await client.update_weights_from_disk(str(other_folder), "v1")
+        answer = await load(client, other_folder, "v1")
         assert answer.success and "v1" in answer.message
         result = await client.generate(GenerateRequest(PROMPT, GREEDY))
         assert result.tokens != before and result.weight_version == "v1"
@@ -68,7 +76,7 @@ def test_from_tensors(play, other_weights, other_folder, form):
     from slime_core.engines.tensor_wire import serialize_bucket, serialize_tensors
 
     async def scenario(client, http):
-        await client.update_weights_from_disk(str(other_folder), "disk")
+        await load(client, other_folder, "disk")
         expected = await client.score(PROMPT)
         await restore(client)
         write = serialize_bucket if form else serialize_tensors
@@ -84,10 +92,14 @@ def test_from_tensors(play, other_weights, other_folder, form):
 
 
 def test_an_update_without_a_pause_waits_for_the_running(play, other_folder):
+    """It goes ahead with the last answer, when the engine need not be idle: no flush then."""
+
     async def scenario(client, http):
         async with slowed(http):
             request = await in_flight(client, "old")
-            update = asyncio.create_task(client.update_weights_from_disk(str(other_folder), "v3"))
+            update = asyncio.create_task(
+                client.update_weights_from_disk(str(other_folder), "v3", flush_cache=False)
+            )
             assert await requests_held(http) == 1 and not update.done()
         result = await request.result()
         assert len(result.tokens) == 240 and result.weight_version != "v3"
@@ -126,13 +138,26 @@ def test_the_whole_of_a_sync(play, other_folder):
             await client.pause("abort")
         part = await request.result()
         assert part.finish_type == "abort" and part.weight_version == "default"
-        assert await client.flush_cache() is True
-        await client.update_weights_from_disk(str(other_folder), "v5")
+        await load(client, other_folder, "v5")
         await client.resume()
         rest = GenerateRequest([*PROMPT, *part.tokens], GREEDY)
         result = await client.generate(rest)
         assert result.weight_version == "v5" and len(result.tokens) == 5
         await restore(client)
+
+    play(scenario)
+
+
+def test_a_sync_right_after_an_answer(play, other_folder):
+    async def scenario(client, http):
+        async with slowed(http, step_s=0.3):
+            for version in ("v6", "v7", "default"):
+                await client.generate(GenerateRequest(PROMPT, {**GREEDY, "max_new_tokens": 1}))
+                await client.pause("abort")
+                folder = MODEL_PATH if version == "default" else other_folder
+                await load(client, folder, version)
+                await client.resume()
+                assert await client.weight_version() == version
 
     play(scenario)
 
@@ -146,7 +171,7 @@ def test_a_client_that_does_not_read_its_stream_holds_nothing_up(play, embedded_
         async with http.stream("POST", "/generate", json=body) as unread:
             assert unread.status_code == 200
             await settled(client.pause("abort"))
-            assert await client.flush_cache() is True
+            await drain("the engine", client)
             await client.resume()
         assert await tokens(client) == [22, 23, 26, 29, 2]
 
@@ -230,6 +255,21 @@ def test_flushing_an_update_under_held_requests_ends_the_engine(own_engine, othe
 
     run_scenario(engine.url, scenario)
     assert poll("the engine to end", 10, lambda: engine.returncode) != 0
+    assert "Cache flush failed after updating weights" in engine.log_tail()
+
+
+def test_flushing_an_update_right_after_an_answer_ends_the_engine(own_engine, other_folder):
+    """The answer has left, the scheduler still holds its batch; SGLang's case: sglang_cpu."""
+    engine = own_engine()
+
+    async def scenario(client, http):
+        async with slowed(http, step_s=1.0):
+            await client.generate(GenerateRequest(PROMPT, {**GREEDY, "max_new_tokens": 1}))
+            with pytest.raises(EngineUnreachableError):
+                await client.update_weights_from_disk(str(other_folder), "v8", flush_cache=True)
+
+    with pytest.raises(httpx.TransportError):  # slowed cannot be taken back
+        run_scenario(engine.url, scenario)
     assert "Cache flush failed after updating weights" in engine.log_tail()
 
 

@@ -16,6 +16,7 @@ from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import Sampling, generate
 from slime_core.sample import Sample, Span, Status
 from slime_core.seeds import derive_seed
+from slime_core.weights.sync.machine import drain
 from tests.integration.rollout.conftest import MODEL, START_S, in_mid_generation
 
 LIMIT = 200  # tokens
@@ -68,7 +69,7 @@ def test_a_sample_goes_on_under_new_weights_and_keeps_both_parts(engine, other_w
             await in_mid_generation(control)
             await gate.close()
             await control.pause("abort")
-            assert await control.flush_cache()
+            await drain("the engine", control)
             await control.update_weights_from_disk(other_weights, "l0-2")
             await control.resume()
             assert not task.done(), "the rest waits for the gate"

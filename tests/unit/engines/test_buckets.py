@@ -75,6 +75,6 @@ def test_the_last_bucket_names_the_version_and_memory_is_freed_at_the_end():
         ("buckets", 64),
         ("one", None, False, FLATTENED_BUCKET),
         ("two", None, False, FLATTENED_BUCKET),
-        ("three", "l0-3", True, FLATTENED_BUCKET),
+        ("three", "l0-3", False, FLATTENED_BUCKET),
         ("release",),
     ]

@@ -66,6 +66,7 @@ class Engine:
         self.world, self.url = world, url
         self.version = "l0-1"
         self.log_probs = [-1.0, -2.000001]
+        self.refusals = 0
 
     async def pause(self, mode: str) -> None:
         assert mode == "abort"
@@ -73,7 +74,8 @@ class Engine:
 
     async def flush_cache(self) -> bool:
         await self.world.happens(f"flush {self.url}")
-        return True
+        self.refusals -= 1
+        return self.refusals < 0
 
     async def resume(self) -> None:
         await self.world.happens(f"resume {self.url}")
@@ -101,7 +103,8 @@ def test_one_engine_goes_through_the_states_in_their_order():
     fleet = Fleet("a")
     outcome = fleet.run()
     assert fleet.world.events == [
-        "prepare", "gate closes", "pause a", "flush a", "send a", "resume a", "verify a", "finish",
+        "prepare", "gate closes", "pause a", "flush a", "send a", "flush a", "resume a", "verify a",
+        "finish",
     ]  # fmt: skip
     assert (outcome.version, outcome.serving, outcome.quarantined) == (VERSION, ("a",), {})
     assert outcome.canary == pytest.approx(1e-6)
@@ -129,6 +132,14 @@ def test_an_engine_that_fails_twice_is_named_with_its_own_state(event, state):
     outcome = fleet.run()
     assert outcome.serving == ("a",)
     assert outcome.quarantined == {"b": f"{state}: b cannot be reached: gone"}
+
+
+def test_nothing_is_sent_before_the_engine_itself_says_that_it_is_idle():
+    """All answers are there when a pause returns, but SGLang may still hold its last batch."""
+    fleet = Fleet("a")
+    fleet.engines["a"].refusals = 3
+    assert fleet.run().serving == ("a",)
+    assert fleet.world.events[2:8] == ["pause a", *["flush a"] * 4, "send a"]
 
 
 @pytest.mark.parametrize("event", ["pause a", "send a", "verify a"])
@@ -211,7 +222,7 @@ def test_a_push_brings_one_engine_without_closing_the_gate():
     gap = asyncio.run(fleet.sync.push("a", fleet.engines["a"], VERSION, CANARY))  # type: ignore[arg-type]
     assert gap == pytest.approx(1e-6)
     assert fleet.world.events == [
-        "prepare", "pause a", "flush a", "send a", "resume a", "verify a", "finish",
+        "prepare", "pause a", "flush a", "send a", "flush a", "resume a", "verify a", "finish",
     ]  # fmt: skip
     assert fleet.world.open and fleet.sync.state is SyncState.SERVING
 

@@ -31,9 +31,8 @@ class DiskTransport:
         await self._export(str(self._folder / version), version)
 
     async def send(self, client: EngineClient, version: str) -> None:
-        await client.update_weights_from_disk(
-            str(self._folder / version), version, flush_cache=True
-        )
+        folder = str(self._folder / version)
+        await client.update_weights_from_disk(folder, version, flush_cache=False)
 
     async def finish(self, version: str) -> None:
         """Removes the folders of older versions."""

@@ -36,7 +36,7 @@ class TensorTransport:
             await client.update_weights_from_tensor(
                 [bucket],
                 version if last else None,
-                flush_cache=last,
+                flush_cache=False,
                 load_format=FLATTENED_BUCKET,
             )
 
