@@ -48,8 +48,9 @@ def _rows() -> list[str]:
     width = max(map(len, presets()))
     rows = []
     for name, found in presets().items():
+        size = "" if found.status == "later" else f"{found.parameters() / 1e9:.2f}B"
         waits = found.waits_for and f"later: {found.waits_for}"
-        rows.append(f"{name:<{width}}  {waits or f'{found.parameters() / 1e9:.2f}B'}")
+        rows.append(f"{name:<{width}}  {size:<8} {waits}".rstrip())
     return rows
 
 
@@ -70,7 +71,7 @@ def _write_all(folder: Path, form: str, overwrite: bool) -> None:
     texts = {
         folder / f"{name}{SUFFIXES[form]}": _text(found, form)
         for name, found in presets().items()
-        if not found.waits_for
+        if found.status != "later"
     }
     changed = [
         path.name
@@ -83,7 +84,7 @@ def _write_all(folder: Path, form: str, overwrite: bool) -> None:
             "another folder, or --overwrite to replace them"
         )
     for name, found in presets().items():
-        if found.waits_for:
+        if found.status == "later":
             print(f"{name}: left out, it waits for: {found.waits_for}")
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")

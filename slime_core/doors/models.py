@@ -7,18 +7,17 @@ The data lies in models.csv. configs/models/*.yaml is made from it by
 from __future__ import annotations
 
 import csv
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import yaml
 
 from slime_core.errors import ConfigError
 from slime_core.near import nearest
-from slime_core.weights.tables import ModelShape, bind
 
 DATA = Path(__file__).with_suffix(".csv")
 ALWAYS = {
@@ -28,6 +27,16 @@ ALWAYS = {
     "use_rotary_position_embeddings": True,
     "group_query_attention": True,
 }
+EXPERTS = re.compile(r"E(\d+) top(\d+) f(\d+)")
+"""Experts, experts a token goes to, width of one."""
+SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "sn": {"post_self_attn_layernorm": True, "post_mlp_layernorm": True},
+    "ri": {"rotary_interleaved": True},
+    "rot%=0.5": {"rotary_percent": 0.5},
+    "smx": {"moe_router_score_function": "softmax"},
+}
+"""slime's short hand -> Megatron's options; all else of it is not part of a described model."""
+Status = Literal["works", "described", "later"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Preset:
     Attributes:
         name: as slime's model scripts are called.
         family: model_type of config.json.
+        status: works, or described (all dimensions, while training waits), or later.
         waits_for: what the trainer lacks; empty where it can train the model.
         numbers: column -> number, where the model has one.
         experts, special: what else the later ones have, in slime's short hand.
@@ -44,6 +54,7 @@ class Preset:
 
     name: str
     family: str
+    status: Status
     waits_for: str
     numbers: Mapping[str, float]
     experts: str
@@ -53,9 +64,10 @@ class Preset:
         """Megatron's options by name.
 
         Raises:
-            ConfigError: a model that the trainer cannot train yet.
+            ConfigError: a model whose form is not described yet.
         """
-        self._require()
+        if self.status == "later":
+            self.require_trainable()
         n = self.numbers
         sizes = {
             "num_layers": n["layers"],
@@ -76,25 +88,40 @@ class Preset:
             found["max_position_embeddings"] = int(n["max_positions"])
         if "rope_scaling" in n:
             found |= {"use_rope_scaling": True, "rope_scaling_factor": n["rope_scaling"]}
+        if experts := EXPERTS.match(self.experts):
+            names = ("num_experts", "moe_router_topk", "moe_ffn_hidden_size")
+            found |= zip(names, map(int, experts.groups()), strict=True)
+        for mark in self.special.split(","):
+            found |= SPECIAL.get(mark, {})
         return found
 
     def parameters(self) -> int:
         """Number of parameters.
 
         Raises:
-            ConfigError: a model that the trainer cannot train yet.
+            ConfigError: a model whose form is not described yet.
         """
-        self._require()
-        return sum(math.prod(size) for entry in bind(self._shape()) for size in entry.hf_shapes)
+        o = self.options()
+        hidden, width = o["hidden_size"], o["kv_channels"]
+        q, kv = o["num_attention_heads"] * width, o["num_query_groups"] * width
+        attention = 2 * hidden * q + 2 * hidden * kv + (q + 2 * kv) * o["add_qkv_bias"]
+        norms = 2 * width * o["qk_layernorm"] + hidden * (4 if "post_mlp_layernorm" in o else 2)
+        if experts := o.get("num_experts"):
+            mlp = experts * (3 * hidden * o["moe_ffn_hidden_size"] + hidden)
+        else:
+            mlp = 3 * hidden * o["ffn_hidden_size"]
+        ends = o["vocab_size"] * hidden * (1 + o["untie_embeddings_and_output_weights"]) + hidden
+        return o["num_layers"] * (attention + norms + mlp) + ends
 
     def yaml(self) -> str:
         """A configuration to be extended."""
         head = (
-            f"# {self.name}: {self.parameters():,} parameters. Where config.json of hf_checkpoint"
+            f"# {self.name}: {self.parameters():,} parameters. Where config.json of hf_checkpoint\n"
+            "# says otherwise, every difference is an error.\n"
         )
-        return f"{head}\n# says otherwise, every difference is an error.\n" + yaml.safe_dump(
-            {"megatron": self.options()}, sort_keys=False
-        )
+        if self.waits_for:
+            head += f"# Training waits for: {self.waits_for}.\n"
+        return head + yaml.safe_dump({"megatron": self.options()}, sort_keys=False)
 
     def bash(self) -> str:
         """MODEL_ARGS and CKPT_ARGS, to be sourced by a launch script."""
@@ -109,15 +136,12 @@ class Preset:
         variable = '"${HF_CHECKPOINT:?the folder of the model}"'
         return f"MODEL_ARGS=(\n{lines})\nCKPT_ARGS=(\n   --hf-checkpoint {variable}\n)\n"
 
-    def _shape(self) -> ModelShape:
-        n = {name: int(value) for name, value in self.numbers.items()}
-        return ModelShape(
-            self.family, n["layers"], n["hidden"], n["ffn"], n["heads"], n["groups"],
-            n["kv_channels"], n["vocab"], n["vocab"], n.get("max_positions", 0),
-            self.numbers["norm_epsilon"], bool(n["tied"]), self.numbers["rotary_base"],
-        )  # fmt: skip
+    def require_trainable(self) -> None:
+        """Refuses a model that the trainer cannot train yet.
 
-    def _require(self) -> None:
+        Raises:
+            ConfigError: says what it waits for.
+        """
         if self.waits_for:
             raise ConfigError(f"model {self.name} is not there yet, it waits for: {self.waits_for}")
 
@@ -132,6 +156,7 @@ def presets() -> Mapping[str, Preset]:
         row["name"]: Preset(
             name=row["name"],
             family=row["family"],
+            status=cast(Status, row["status"]),
             waits_for=row["waits_for"],
             numbers={key: float(row[key]) for key in row if key not in texts and row[key]},
             experts=row["experts"],

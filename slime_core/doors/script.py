@@ -212,7 +212,9 @@ class _Follower:
         if stem.lower() not in {known.lower() for known in presets()}:
             raise ConfigError(f"{where}: {name} is not there, and no preset is called {stem}")
         kept = self._values.get("CKPT_ARGS")
-        self._follow(f"preset {stem}", preset(stem).bash(), path)
+        found = preset(stem)
+        found.require_trainable()
+        self._follow(f"preset {stem}", found.bash(), path)
         if kept is not None:
             self._values["CKPT_ARGS"] = kept
         self._set_rotary_base()

@@ -1,5 +1,7 @@
 """Presets have the dimensions of the published models, and mean the same in every form."""
 
+import json
+import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +21,12 @@ from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import check_names, resolve
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.settings import TrainerSettings
-from slime_core.weights.tables import read_shape
+from slime_core.weights.tables import bind, read_shape
 from tests.unit.check.model_folders import QUICKSTART, large_model
 
 ROOT = Path(__file__).parents[3]
 TRAINABLE = [name for name, found in presets().items() if not found.waits_for]
+DESCRIBED = [name for name, found in presets().items() if found.status != "later"]
 PUBLISHED = {  # parameters as the models' pages give them
     "qwen2.5-0.5B": 0.494e9, "qwen2.5-1.5B": 1.544e9, "qwen2.5-3B": 3.086e9,
     "qwen2.5-7B": 7.616e9, "qwen2.5-14B": 14.77e9, "qwen2.5-32B": 32.76e9, "qwen2.5-72B": 72.71e9,
@@ -31,25 +34,43 @@ PUBLISHED = {  # parameters as the models' pages give them
     "qwen3-14B": 14.77e9, "qwen3-32B": 32.76e9, "qwen3-4B-Instruct-2507": 4.022e9,
     "llama3-8B": 8.03e9, "llama3-70B": 70.6e9, "llama3.1-8B-Instruct": 8.03e9,
     "llama3.1-70B-Instruct": 70.6e9, "llama3.2-1B-Instruct": 1.236e9,
-    "llama3.2-3B-Instruct": 3.213e9,
+    "llama3.2-3B-Instruct": 3.213e9, "glm4-9B": 9.4e9, "glm-z1-9B": 9.4e9,
+    "qwen3-30B-A3B": 30.53e9, "qwen3-235B-A22B": 235.09e9,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize("name", DESCRIBED)
 def test_a_preset_has_the_published_number_of_parameters(name):
     assert preset(name).parameters() == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
+def test_they_are_the_parameters_of_the_weight_table(name, tmp_path):
+    found = preset(name).options()
+    config = {"model_type": preset(name).family, "num_hidden_layers": found["num_layers"],
+              "hidden_size": found["hidden_size"], "intermediate_size": found["ffn_hidden_size"],
+              "num_attention_heads": found["num_attention_heads"],
+              "num_key_value_heads": found["num_query_groups"], "head_dim": found["kv_channels"],
+              "vocab_size": found["vocab_size"], "max_position_embeddings": 4096,
+              "rms_norm_eps": found["norm_epsilon"],
+              "tie_word_embeddings": not found["untie_embeddings_and_output_weights"]}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    entries = bind(read_shape(tmp_path))
+    count = sum(math.prod(size) for entry in entries for size in entry.hf_shapes)
+    assert preset(name).parameters() == count
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
 def test_its_options_are_megatrons_and_its_file_is_shipped(name):
-    check_names(preset(name).options())
+    if name in TRAINABLE:
+        check_names(preset(name).options())
     path = ROOT / "configs" / "models" / f"{name}.yaml"
     again = "slime models export --all configs/models --format yaml"
     assert path.read_text() == preset(name).yaml(), f"made anew by: {again}"
 
 
 def test_every_shipped_file_is_a_preset():
-    assert {path.stem for path in (ROOT / "configs" / "models").iterdir()} == set(TRAINABLE)
+    assert {path.stem for path in (ROOT / "configs" / "models").iterdir()} == set(DESCRIBED)
 
 
 def test_bash_and_yaml_mean_the_same():
@@ -91,11 +112,23 @@ def _tree() -> dict:
 
 
 def test_models_that_wait_for_something_say_so():
-    with pytest.raises(ConfigError, match="glm4-9B is not there yet, it waits for: a layer of"):
-        preset("glm4-9b").options()
+    with pytest.raises(ConfigError, match="glm4-32B is not there yet, it waits for: a layer of"):
+        preset("glm4-32b").options()
     with pytest.raises(ConfigError, match=r"unknown model qwen3-4: did you mean qwen3-4B\?"):
         preset("qwen3-4")
-    assert {"qwen3-30B-A3B", "deepseek-v3", "glm-z1-9B"} <= set(presets()) - set(TRAINABLE)
+    assert {"deepseek-v3", "glm-z1-9B", "glm4.5-106B-A12B"} <= set(presets()) - set(TRAINABLE)
+
+
+def test_models_of_other_layers_have_their_options_before_they_can_be_trained(tmp_path):
+    glm, moe = preset("glm4-9B").options(), preset("qwen3-30B-A3B").options()
+    assert (glm["rotary_percent"], glm["rotary_interleaved"], glm["add_qkv_bias"]) == (0.5, 1, 1)
+    assert glm["post_self_attn_layernorm"] and glm["post_mlp_layernorm"]
+    assert (moe["num_experts"], moe["moe_router_topk"], moe["moe_ffn_hidden_size"]) == (128, 8, 768)
+    text = preset("glm-z1-9B").bash()
+    assert "MODEL_ARGS=(" in text and "--rotary-percent 0.5\n" in text and "CKPT_ARGS=(" in text
+    path = ROOT / "configs" / "models" / "glm4-9B.yaml"
+    with pytest.raises(ConfigError, match="post_mlp_layernorm is not there yet, it waits for"):
+        load_config({"extends": str(path), **_tree()}, {})
 
 
 def test_the_command_lists_shows_and_exports(tmp_path, capsys):
@@ -106,7 +139,7 @@ def test_the_command_lists_shows_and_exports(tmp_path, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["megatron"]["num_layers"] == 36
     assert main(["models", "export", "--all", str(tmp_path)]) == 0
     assert (tmp_path / "qwen3-4B.sh").read_text() == preset("qwen3-4B").bash()
-    assert len(list(tmp_path.iterdir())) == len(TRAINABLE)
+    assert len(list(tmp_path.iterdir())) == len(DESCRIBED)
     assert main(["models", "export"]) == 2
 
 
