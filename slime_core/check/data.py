@@ -11,11 +11,12 @@ from itertools import count, islice
 from typing import Any
 
 from slime_core.check.findings import Findings
-from slime_core.data.readers import ReadCounts, Row, parse_data_path, read_rows
+from slime_core.data.readers import ReadCounts, Row, is_parquet, parse_data_path, read_rows
 from slime_core.data.render import render_chat
 from slime_core.data.sources import SourceSettings, row_problem, sample_from_row
 from slime_core.errors import DataError
 from slime_core.near import nearest
+from slime_core.store.urls import open_stream
 
 LONGEST_ROWS = 4
 LOOK_AT_TIME_ROWS = 64
@@ -133,9 +134,10 @@ def _good_rows(
 ) -> Iterator[Row]:
     """Rows that can be prompts; a bad one counts, and raises beyond max_bad_rows."""
     path = parse_data_path(spec)
-    unit = "row" if path.path.lower().endswith(".parquet") else "line"
+    unit = "row" if is_parquet(path.path) else "line"
     asked = False
-    for row in read_rows(path, max_bad_rows=settings.max_bad_rows, counts=counts):
+    bad = settings.max_bad_rows
+    for row in read_rows(path, max_bad_rows=bad, counts=counts, opener=open_stream):
         problem = row_problem(row, settings)
         if problem is None:
             yield row
@@ -152,7 +154,9 @@ def _keys_of_the_file(spec: str, bad: Row, settings: SourceSettings, keys: Keys)
     for key, field_name in wanted:
         if key is None or key in bad.values:
             continue
-        rows = islice(read_rows(spec, max_bad_rows=sys.maxsize), ROWS_WITHOUT_KEY)
+        rows = islice(
+            read_rows(spec, max_bad_rows=sys.maxsize, opener=open_stream), ROWS_WITHOUT_KEY
+        )
         if any(key in row.values for row in rows):
             continue
         names = [str(name) for name in bad.values]

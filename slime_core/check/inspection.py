@@ -6,6 +6,7 @@ from slime_core.check.algorithm import check_groups
 from slime_core.check.data import Keys, Scan, scan, show_prompt
 from slime_core.check.findings import Findings
 from slime_core.check.lengths import Wanted, check_lengths
+from slime_core.check.media import check_media
 from slime_core.check.model import check_models
 from slime_core.check.options import check_megatron, check_sglang
 from slime_core.check.places import check_places
@@ -59,6 +60,7 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
     scans = _scans(config, datasets, scan_s, findings)
     check_rewards(config, datasets, findings)
     check_rollout(config, datasets, findings)
+    check_media(config, findings)
     check_trainer_hooks(config, findings)
     check_groups(config, findings)
     for name in sorted({name for found, _ in scans for name in found.graders}):
@@ -89,12 +91,18 @@ def _scans(
     keys = Keys("prompt_data", "input_key", "label_key")
     wanted = Wanted("rollout_max_response_len", config.rollout.rollout_max_response_len)
     found = []
-    first = findings.attempt(lambda: scan(config.data.prompt_data, settings, keys, scan_s))
-    if first is not None:
+    given = config.data.prompt_data or []
+    for spec in [given] if isinstance(given, str) else given:
+        first = findings.attempt(lambda s=spec: scan(s, settings, keys, scan_s))
+        if first is None:
+            continue
         first.chat = config.rollout.custom_generate_function_path is not None
         found.append((first, wanted))
         rows = first.rows if first.complete else f"the first {first.rows}"
-        findings.fact("data", prompt_data=config.data.prompt_data, rows=rows)
+        if isinstance(given, str):
+            findings.fact("data", prompt_data=spec, rows=rows)
+        else:
+            findings.fact("data", **{spec: f"{rows} rows"})
         _labels(config, first, findings)
     done = set()
     for dataset in datasets:
@@ -139,6 +147,7 @@ def _settings_of(dataset: EvalDataset, config: RunConfig) -> SourceSettings:
         label_key=dataset.label_key,
         metadata_key=dataset.metadata_key,
         tool_key=dataset.tool_key,
+        multimodal_keys=dataset.multimodal_keys,
         apply_chat_template=dataset.apply_chat_template,
         apply_chat_template_kwargs=dataset.apply_chat_template_kwargs,
         rollout_max_prompt_len=dataset.max_prompt_len,

@@ -6,6 +6,7 @@ import inspect
 
 from slime_core.check.findings import Findings
 from slime_core.config.tree import RunConfig
+from slime_core.data.custom_source import load_source, takes_dataset
 from slime_core.evaluation.datasets import EvalDataset
 from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.plugins.trainer_hooks import CALLS, load_trainer_hook
@@ -14,6 +15,9 @@ from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_nam
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import load_filter
 from slime_core.rollout.group import load_hook
+from slime_core.rollout.returned import load_buffer_filter
+from slime_core.rollout.source_of_run import own_source
+from slime_core.rollout.whole import evaluation_path, load_rollout, training_path
 from slime_core.stages.batch_hooks import load_batch_hook
 from slime_core.tools.interface import load_tools
 
@@ -44,6 +48,17 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
         if form is not None:
             findings.fact("rollout", **{path: form})
     findings.attempt(lambda: load_filter(rollout.dynamic_sampling_filter_path))
+    findings.attempt(lambda: load_buffer_filter(rollout.buffer_filter_path, None))
+    training = training_path(rollout.rollout_function_path)
+    evaluation = evaluation_path(config.eval.eval_function_path, training)
+    for path in dict.fromkeys(path for path in (training, evaluation) if path):
+        findings.attempt(lambda p=path: load_rollout(p))
+    source = own_source(config)
+    if source is not None:
+        kind = findings.attempt(lambda: load_source(source))
+        if kind is not None:
+            form = "(dataset, args)" if takes_dataset(kind, source) else "(args)"
+            findings.fact("data", data_source_path=f"{source}, made with {form}")
     for path in rollout.rollout_sample_hook_path:
         findings.attempt(lambda p=path: load_hook(p))
     findings.attempt(lambda: load_batch_hook(rollout.rollout_sample_filter_path, "groups"))

@@ -57,6 +57,12 @@ class RolloutGroup(Group):
     custom_config: Numeric[dict[str, Any]] = Field(default_factory=dict)
     """Further settings for custom functions, which read them as args.NAME; or the path of a YAML
     file that holds them."""
+    rollout_function_path: Numeric[str | None] = None
+    """Import path of `generate_rollout(args, rollout_id, data_source, evaluation=False)`, which
+    makes a whole batch in place of our loop."""
+    buffer_filter_path: Numeric[str | None] = None
+    """Which groups that came back are begun first: fifo, prioritized, stratified, diversity,
+    quality, or the import path of `filter(args, rollout_id, buffer, num_samples)`."""
     over_sampling_batch_size: Numeric[int | None] = Field(default=None, ge=1)
     """Prompts begun at once, and again where filters left too few; default rollout_batch_size."""
     dynamic_sampling_filter_path: Numeric[str | None] = None

@@ -20,13 +20,16 @@ def validate(config: RunConfig) -> str | None:
 def _reward(config: RunConfig) -> str | None:
     rewards = config.rewards
     if rewards.rm_type is None and rewards.custom_rm_path is None:
-        if config.rollout.custom_generate_function_path is not None:
-            return None  # it may set rewards itself
+        own = config.rollout.custom_generate_function_path, config.rollout.rollout_function_path
+        if any(own):
+            return None  # they may set rewards themselves
         return "no reward is configured: set rm_type (such as exact_match) or custom_rm_path"
     if rewards.custom_rm_path is not None or rewards.rm_type is None:
         return None
     if rewards.rm_type.removeprefix("boxed_") in WITHOUT_LABEL or config.data.label_key is not None:
         return None
+    if config.data.data_source_path is not None or config.rollout.rollout_function_path is not None:
+        return None  # labels may come from there
     return f"the grader {rewards.rm_type} compares with a label: set label_key"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_core.config import algorithm_rules, parallel, rollout_rules
+from slime_core.config import algorithm_rules, data_rules, parallel, rollout_rules
 from slime_core.seeds import MOST_SEED
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def validate(config: RunConfig) -> None:
         algorithm_rules.validate,
         _eval,
         _save_hf,
+        data_rules.validate,
         rollout_rules.validate,
         parallel.layout_problem,
         _engines,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from slime_core.config import rules
 from slime_core.config.algorithm import AlgorithmGroup
@@ -63,8 +64,18 @@ class ClusterGroup(Group):
 class DataGroup(Group):
     """Prompts."""
 
-    prompt_data: Identity[str]
-    """Prompts file (.jsonl or .parquet), with an optional slice: path@[a:b]."""
+    multimodal_keys: Identity[dict[str, str] | None] = None
+    """Keys of media by kind, such as {image: images}; prompts say <image> where one belongs."""
+    data_source_path: Identity[str | None] = None
+    """Import path of a class with get_samples(num_samples), made with (args) or (dataset, args), in
+    place of our reader of prompts."""
+    disable_rollout_global_dataset: Operational[bool] = False
+    """Draw no prompts: rollout_function_path brings its own."""
+    prompt_data: Identity[str | list[str] | None] = None
+    """Prompts file (.jsonl or .parquet, also .gz or .zst; a path, http://, https:// or s3://), with
+    an optional slice: path@[a:b]; several are read one after the other, or by their weights."""
+    prompt_data_weights: Identity[list[float] | None] = None
+    """How often each of several prompts files is drawn from, in relation to the others."""
     input_key: Identity[str] = "input"
     """Key of the prompt: a string or a list of messages."""
     label_key: Identity[str | None] = None
@@ -83,6 +94,18 @@ class DataGroup(Group):
     """Prompts of more tokens are left out (and counted); none without it."""
     max_bad_rows: Operational[int] = Field(default=0, ge=0)
     """Broken rows that may be skipped (they are counted) before the run stops."""
+
+    @field_validator("prompt_data", mode="after")
+    @classmethod
+    def _one_file(
+        cls, value: str | list[str] | None, info: ValidationInfo
+    ) -> str | list[str] | None:
+        """A list of one file is that file, as a flag gives it; without any, something else has to
+        bring prompts."""
+        others = info.data.get("data_source_path"), info.data.get("disable_rollout_global_dataset")
+        if not value and not any(others):
+            raise PydanticCustomError("missing", "no prompts")
+        return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 class TrainGroup(Group):
@@ -127,6 +150,8 @@ class EvalGroup(Group):
     """Pairs of name and prompts file."""
     eval_config: Operational[dict[str, Any] | str | None] = None
     """Datasets with their own settings (`defaults`, `datasets`), or the path of such a YAML."""
+    eval_function_path: Operational[str | None] = None
+    """Import path of a function like rollout_function_path for evaluations; default that one."""
     eval_input_key: Operational[str | None] = None
     """Key of the prompt; default input_key."""
     eval_label_key: Operational[str | None] = None

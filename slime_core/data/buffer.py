@@ -32,10 +32,10 @@ class GroupBuffer:
         groups: what waits, in the order of return.
     """
 
-    def __init__(self, source: Source, select: Select | None = None) -> None:
+    def __init__(self, source: Source | None, select: Select | None = None) -> None:
         """
         Args:
-            source: gives fresh groups.
+            source: gives fresh groups; None where nobody asks for any.
             select: picks at most n of the waiting groups; by default the oldest.
         """
         self.groups: list[Group] = []
@@ -52,6 +52,7 @@ class GroupBuffer:
     def get_samples(self, num_samples: int) -> list[Group]:
         """`num_samples` groups. What the selection returns leaves the buffer."""
         picked = self.take(num_samples)
+        assert self._source is not None
         return picked + self._source.get_samples(num_samples - len(picked))
 
     def take(self, num_samples: int) -> list[Group]:
@@ -85,8 +86,8 @@ def filter_of_user(function: Callable[..., Any], args: Any) -> Select:
             upstream has it, with None for the iteration.
         args: its first argument.
     """
-    wants_rollout_id = len(inspect.signature(function).parameters) >= 4
-    if wants_rollout_id:
+    names = list(inspect.signature(function).parameters)
+    if len(names) >= 4 and names[1] != "buffer":
         return lambda buffer, count: function(args, None, buffer, count)
     return lambda buffer, count: function(args, buffer, count)
 

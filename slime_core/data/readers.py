@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import xxhash
 
@@ -101,7 +102,13 @@ def parse_data_path(text: str) -> DataPath:
 
 
 def open_local(path: str) -> IO[bytes]:
-    """Opens a local file for reading bytes."""
+    """Opens a local file for reading bytes.
+
+    Raises:
+        DataError: it is a URL; store.urls opens those.
+    """
+    if "://" in path:
+        raise DataError(f"{path}: only local files can be read here; copy it first")
     return Path(path).open("rb")
 
 
@@ -137,15 +144,13 @@ def read_rows(
             Slices count good rows.
         max_bad_rows: how many bad rows are skipped before one raises.
         counts: filled while reading.
-        opener: opens a path for bytes; another one is needed for URLs.
+        opener: opens a path for bytes; another one is needed for URLs (store.urls).
 
     Raises:
         DataError: the file is missing, of unknown format or damaged, or a row is bad.
     """
     path = parse_data_path(spec) if isinstance(spec, str) else spec
     counts = counts if counts is not None else ReadCounts()
-    if "://" in path.path and opener is open_local:
-        raise DataError(f"{path.path}: only local files can be read here; copy it first")
     check_readable(path.path)
     start, stop = path.start or 0, path.stop
     if start < 0 or (stop is not None and stop < 0):
@@ -180,6 +185,8 @@ def _counted(rows: Iterator[Row], counts: ReadCounts) -> Iterator[Row]:
 
 
 def _kind(path: str) -> str:
+    if "://" in path:
+        path = urlsplit(path).path
     suffixes = [suffix.lower() for suffix in Path(path).suffixes[-2:]]
     if suffixes and suffixes[-1] == ".parquet":
         return "parquet"
@@ -278,6 +285,11 @@ def _unpacked(raw: IO[bytes], kind: str) -> IO[bytes]:
         stream = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
         return io.BufferedReader(stream, CHUNK_BYTES)  # type: ignore[arg-type]
     return raw
+
+
+def is_parquet(path: str) -> bool:
+    """Whether a path or URL names a parquet file."""
+    return _kind(path) == "parquet"
 
 
 def parquet_batches(path: str, opener: Opener) -> Iterator[Any]:

@@ -50,6 +50,13 @@ def parse_tools(value: Any) -> list[dict[str, Any]] | None:
     return [dict(item) for item in value]
 
 
+def media_items(value: Any) -> list[Any]:
+    """The media of a row: a list as it is, a single one as a list of it, none as an empty one."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def place_media(messages: Sequence[Message], media: Mapping[str, Sequence[Any]]) -> list[Message]:
     """Puts media where messages say `<image>`, `<video>` or `<audio>`.
 

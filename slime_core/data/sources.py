@@ -10,14 +10,18 @@ import copy
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
+from slime_core.data.mixture import Mixture
 from slime_core.data.readers import Opener, Row, open_local
 from slime_core.data.render import (
     encode,
+    media_items,
     parse_tools,
     place_media,
     prompt_to_messages,
@@ -28,6 +32,8 @@ from slime_core.errors import DataError
 from slime_core.sample import Sample
 
 Group = list[Sample]
+NO_PASS = -1
+"""The data_epoch of groups that come from no file."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,11 @@ class SourceSettings:
     """
 
     input_key: str = "input"
+    prompt_data_weights: Sequence[float] | None = None
     label_key: str | None = None
     metadata_key: str = "metadata"
     tool_key: str | None = "tools"
-    multimodal_keys: Mapping[str, str] = field(default_factory=dict)
+    multimodal_keys: Mapping[str, str] | None = None
     apply_chat_template: bool = False
     apply_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     n_samples_per_prompt: int = 1
@@ -62,14 +69,15 @@ class Draw:
         position: place in the order of this pass.
         group_index: counter over the run.
         samples: the group, [n_samples_per_prompt], all pending.
-        state_after: the source's state once this draw is taken.
+        state_after: the source's state once this draw is taken; None where that stands with a later
+            one that was taken together with it, or where the source cannot say it.
     """
 
     data_epoch: int
     position: int
     group_index: int
     samples: Group
-    state_after: dict[str, Any]
+    state_after: dict[str, Any] | None
 
 
 def epoch_permutation(rows: int, seed: int, data_epoch: int) -> list[int]:
@@ -77,6 +85,30 @@ def epoch_permutation(rows: int, seed: int, data_epoch: int) -> list[int]:
     order = list(range(rows))
     random.Random(seed + data_epoch).shuffle(order)
     return order
+
+
+class DrawSource(Protocol):
+    """What the log of draws asks of a source."""
+
+    def draw(self, count: int) -> list[Draw]:
+        """Takes the next `count` groups."""
+        ...
+
+    def numbered(self, groups: Sequence[Group]) -> list[Draw]:
+        """Groups from elsewhere as draws, with the next numbers."""
+        ...
+
+    def state(self) -> dict[str, Any] | None:
+        """For `restore`; None where `replay` has to do."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state."""
+        ...
+
+    def replay(self, logged: Iterable[Sequence[Any]]) -> None:
+        """Goes, from its beginning, to the place after all that is logged."""
+        ...
 
 
 class PromptSource:
@@ -120,6 +152,7 @@ class PromptSource:
             opener=opener,
         )
         self._kept = self._short_rows()
+        self._mixture, self._starts = self._mixed()
         self._data_epoch = self._position = self._groups = 0
 
     @property
@@ -172,6 +205,22 @@ class PromptSource:
             for i in range(n)
         ]
 
+    def numbered(self, groups: Sequence[Group]) -> list[Draw]:
+        """Groups that somebody else made (a rollout function) as draws; they are of no pass."""
+        draws = []
+        for group in groups:
+            number = self._groups
+            self._groups += 1
+            for i, sample in enumerate(group):
+                sample.group_index = number
+                sample.index = number * self.settings.n_samples_per_prompt + i
+            draws.append(Draw(NO_PASS, number, number, group, self.state()))
+        return draws
+
+    def replay(self, logged: Iterable[Sequence[Any]]) -> None:
+        """Not needed: the state is always known."""
+        raise DataError("the log of draws lacks the state of the data source; it is damaged")
+
     def state(self) -> dict[str, Any]:
         """Counters for `restore`, as JSON."""
         return {
@@ -186,8 +235,13 @@ class PromptSource:
         """Goes back to a saved state.
 
         Raises:
-            DataError: the files have changed since.
+            DataError: the files have changed since, or another source drew from them.
         """
+        if "fingerprint" not in state:
+            raise DataError(
+                f"this run drew its prompts through {state.get('source')}: set data_source_path "
+                "to it again, or fork the run"
+            )
         if state["fingerprint"] != self.fingerprint or state["rows"] != len(self):
             raise DataError(
                 f"the prompts in {', '.join(self._table.specs)} are not those of the saved run "
@@ -196,7 +250,30 @@ class PromptSource:
         self._data_epoch, self._position = state["data_epoch"], state["position"]
         self._groups = state["groups"]
 
+    def _mixed(self) -> tuple[Mixture | None, list[int]]:
+        """The choice among weighted files, and each file's first place among the kept rows."""
+        weights = self.settings.prompt_data_weights
+        if weights is None:
+            return None, []
+        ends = list(accumulate(self._table.sizes))
+        if self._kept is not None:
+            ends = [bisect_left(self._kept, end) for end in ends]
+        starts = [0, *ends[:-1]]
+        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+        for size, spec in zip(sizes, self._table.specs, strict=True):
+            if not size:
+                raise DataError(
+                    f"all prompts of {spec} are longer than --rollout-max-prompt-len "
+                    f"{self.settings.rollout_max_prompt_len}"
+                )
+        order = epoch_permutation if self.settings.rollout_shuffle else None
+        return Mixture(sizes, weights, order, self.settings.rollout_seed), starts
+
     def _row_index(self, data_epoch: int, position: int) -> int:
+        if self._mixture is not None:
+            part, place = self._mixture.row(data_epoch, position)
+            position = self._starts[part] + place
+            return position if self._kept is None else self._kept[position]
         if self.settings.rollout_shuffle:
             position = _order(len(self), self.settings.rollout_seed, data_epoch)[position]
         return position if self._kept is None else self._kept[position]
@@ -228,7 +305,7 @@ def _order(rows: int, seed: int, data_epoch: int) -> list[int]:
 
 def row_problem(row: Row, settings: SourceSettings) -> str | None:
     """What keeps a row from being a prompt, as one sentence; None where it is good."""
-    keys = [settings.input_key, *settings.multimodal_keys.values()]
+    keys = [settings.input_key, *(settings.multimodal_keys or {}).values()]
     if settings.label_key:
         keys.append(settings.label_key)
     for key in keys:
@@ -268,7 +345,8 @@ def sample_from_row(
         tools = tools or [dict(tool) for tool in settings.default_tools]
         if tools:
             metadata["tools"] = tools
-        media = {kind: row.values[key] or [] for kind, key in settings.multimodal_keys.items()}
+        keys = settings.multimodal_keys or {}
+        media = {kind: media_items(row.values[key]) for kind, key in keys.items()}
         prompt: Any = row.values[settings.input_key]
         messages = []
         if media or not isinstance(prompt, str) or settings.apply_chat_template:

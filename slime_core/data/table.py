@@ -22,6 +22,7 @@ from slime_core.data.readers import (
     check_readable,
     decompressed,
     fingerprint,
+    is_parquet,
     numbered_lines,
     open_local,
     parquet_batches,
@@ -97,7 +98,7 @@ class RowTable:
         for spec in self.specs:
             path = parse_data_path(spec)
             check_readable(path.path)
-            kind = _ArrowRows if path.path.lower().endswith(".parquet") else _LineRows
+            kind = _ArrowRows if is_parquet(path.path) else _LineRows
             limit = path.stop if (path.start or 0) >= 0 and (path.stop or 0) >= 0 else None
             reading = _Reading(check, max_bad_rows, self.counts, limit)
             part = _sliced(kind(path.path, reading, opener), path)
@@ -118,6 +119,11 @@ class RowTable:
                 return part[index]
             index -= len(part)
         raise IndexError(index)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each file."""
+        return [len(part) for part in self._parts]
 
     def _why_empty(self) -> str:
         if self.counts.bad:
@@ -167,7 +173,7 @@ class _LineRows:
 
     @staticmethod
     def _seekable(path: str, opener: Opener) -> IO[bytes]:
-        if opener is open_local and not path.lower().endswith((".gz", ".zst")):
+        if "://" not in path and not path.lower().endswith((".gz", ".zst")):
             return Path(path).open("rb")
         spool = tempfile.TemporaryFile()  # noqa: SIM115
         with decompressed(path, opener) as source:

@@ -23,6 +23,7 @@ class GenerateRequest:
         logprob_start: first prompt position whose log-prob is wanted; -1 for output only.
         top_logprobs: alternatives per position.
         extra: further fields of SGLang's request, passed on as they are.
+        media: fields of its own that carry pictures and the like (see media.py).
     """
 
     tokens: Sequence[int]
@@ -31,6 +32,7 @@ class GenerateRequest:
     logprob_start: int = -1
     top_logprobs: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    media: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def generate_body(request: GenerateRequest, stream: bool = False) -> dict[str, A
         "logprob_start_len": request.logprob_start,
         "stream": stream,
         **request.extra,
+        **request.media,
     }
     if request.top_logprobs:
         body["top_logprobs_num"] = request.top_logprobs
@@ -109,6 +112,8 @@ def batch_body(requests: Sequence[GenerateRequest]) -> dict[str, Any]:
         "stream": False,
         **requests[0].extra,
     }
+    for name in {name for request in requests for name in request.media}:
+        body[name] = [request.media.get(name, []) for request in requests]
     if named:
         body["rid"] = named
     return body

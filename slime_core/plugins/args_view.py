@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from slime_core.plugins.upstream_args import UPSTREAM
+from slime_core.plugins.upstream_args import DEFAULT_PATHS, UPSTREAM
 
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
@@ -28,6 +28,8 @@ class ArgsView:
                 flat |= {f"{prefix}{name}": value for name, value in content.items()}
             else:
                 flat |= {name: getattr(content, name) for name in type(content).model_fields}
+        flat["rollout_global_dataset"] = not config.data.disable_rollout_global_dataset
+        flat |= {name: value for name, value in DEFAULT_PATHS.items() if flat.get(name) is None}
         self.__dict__.update(copy.deepcopy(flat | config.rollout.custom_config))
 
     def __contains__(self, name: str) -> bool:

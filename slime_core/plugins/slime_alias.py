@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 _NAMES = "slime_core.rollout.slime_names"
+_ROLLOUT = "slime_core.rollout.slime_rollout"
 _MATH = "slime_core.rewards.slime_math"
 _TYPES = {
     "Sample": "slime_core.sample:Sample",
@@ -19,12 +20,16 @@ _TYPES = {
     "RolloutBatch": f"{_NAMES}:RolloutBatch",
 }
 _FILTERS = "slime_core.rollout.filters"
+_SOURCES = "slime_core.data.source_classes"
 ALIASES: dict[str, dict[str, str]] = {
     "slime": {},
     "slime.data": {
         "Sample": "slime_core.sample:Sample",
+        "RolloutDataSource": f"{_SOURCES}:FlatDataSource",
+        "RolloutDataSourceWithBuffer": f"{_SOURCES}:FlatDataSourceWithBuffer",
     },
     "slime.utils": {},
+    "slime.utils.data": {"Dataset": f"{_SOURCES}:Dataset"},
     "slime.utils.types": _TYPES,
     "slime.utils.http_utils": {
         "post": f"{_NAMES}:post",
@@ -40,6 +45,12 @@ ALIASES: dict[str, dict[str, str]] = {
         "MultiTurnLossMaskGenerator": "slime_core.data.loss_masks:MultiTurnLossMaskGenerator"
     },
     "slime.rollout": {},
+    "slime.rollout.data_source": {
+        "DataSource": f"{_SOURCES}:DataSource",
+        "RolloutDataSource": f"{_SOURCES}:RolloutDataSource",
+        "RolloutDataSourceWithBuffer": f"{_SOURCES}:RolloutDataSourceWithBuffer",
+        "pop_first": f"{_NAMES}:pop_first",
+    },
     "slime.rollout.base_types": {
         "RolloutFnTrainOutput": f"{_NAMES}:RolloutFnTrainOutput",
         "RolloutFnEvalOutput": f"{_NAMES}:RolloutFnEvalOutput",
@@ -48,7 +59,21 @@ ALIASES: dict[str, dict[str, str]] = {
         "GenerateState": f"{_NAMES}:GenerateState",
         "generate": f"{_NAMES}:generate",
         "generate_and_rm": f"{_NAMES}:generate_and_rm",
+        **{
+            name: f"{_ROLLOUT}:{name}"
+            for name in (
+                "generate_and_rm_group",
+                "generate_rollout",
+                "generate_rollout_async",
+                "eval_rollout",
+                "abort",
+            )
+        },
     },
+    "slime.rollout.fully_async_rollout": {
+        "generate_rollout_fully_async": f"{_ROLLOUT}:generate_rollout_fully_async"
+    },
+    "slime.rollout.sft_rollout": {"generate_rollout": f"{_ROLLOUT}:sft_rollout"},
     "slime.rollout.rm_hub": {
         "async_rm": f"{_NAMES}:async_rm",
         "batched_async_rm": f"{_NAMES}:batched_async_rm",

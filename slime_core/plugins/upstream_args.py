@@ -8,6 +8,12 @@ ROUTER_HOST, ROUTER_PORT = "engines.invalid", 30000
 """What plug-ins see as the address of SGLang's router. It is none: `slime.utils.http_utils.post`
 takes requests for it to the run's engines."""
 
+DEFAULT_PATHS = {
+    "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
+    "data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer",
+}
+"""What slime has where nothing is set; these names stand for our own loop and reader."""
+
 UPSTREAM: dict[str, Any] = {
     "sglang_router_ip": ROUTER_HOST,
     "sglang_router_port": ROUTER_PORT,
@@ -15,17 +21,12 @@ UPSTREAM: dict[str, Any] = {
     "sglang_router_request_timeout_secs": 14400,
     "sglang_enable_deterministic_inference": False,
     "rollout_external_engine_addrs": None,
-    "rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout",
-    "eval_function_path": None,
-    "data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer",
-    "buffer_filter_path": None,
     "rollout_all_samples_process_path": None,
     "custom_rollout_log_function_path": None,
     "custom_eval_rollout_log_function_path": None,
     "custom_convert_samples_to_train_data_path": None,
     "custom_config_path": None,
     "rollout_data_postprocess_path": None,
-    "rollout_global_dataset": True,
     "start_rollout_id": None,
     "num_epoch": None,
     "update_weights_interval": 1,
@@ -38,7 +39,6 @@ UPSTREAM: dict[str, Any] = {
     "use_rollout_routing_replay": False,
     "use_routing_replay": False,
     "use_critic": False,
-    "multimodal_keys": None,
     "eval_tool_key": None,
     "eval_max_prompt_len": None,
     "eval_max_context_len": None,

@@ -66,7 +66,7 @@ class GenerateFunction:
         attach_conversations(runtime, rows)
         for row in rows:  # a function may have grown the prompt's own list into the conversation
             row.prompt = next((old for now, old in chats if now is row.prompt), row.prompt)
-            self._complete(row, runtime)
+            complete(row, runtime, self.path)
         rollouts = max(rollout_positions(rows)) + 1
         if rollouts != len(samples):
             raise PluginError(
@@ -107,21 +107,27 @@ class GenerateFunction:
                 row.rollout_id = sample.index
         return rows
 
-    def _complete(self, row: Sample, runtime: Runtime) -> None:
-        """Fills in what functions may leave out, and refuses what cannot be trained."""
-        if row.response and not row.response_length and row.status is not Status.FAILED:
-            raise PluginError(
-                f"{self.path}: {row.describe()} has a response without tokens; use "
-                "slime_core.rollout.multiturn, or sample.append_response_tokens"
-            )
-        if row.status is Status.PENDING:
-            row.status = Status.COMPLETED
-        if not row.weight_versions and runtime.versions:
-            row.weight_versions = list(dict.fromkeys(runtime.versions))
-        if row.status is not Status.ABORTED and not row.response_length:
-            end = getattr(runtime.tokenizer, "eos_token_id", None)
-            row.append_response_tokens(tokens=[end or 0], log_probs=None, trainable=False)
-        row.check_lengths()
+
+def complete(row: Sample, runtime: Runtime, path: str) -> None:
+    """Fills in what functions may leave out, and refuses what cannot be trained.
+
+    Raises:
+        PluginError: a response without tokens.
+        DataError: per-token values of another length.
+    """
+    if row.response and not row.response_length and row.status is not Status.FAILED:
+        raise PluginError(
+            f"{path}: {row.describe()} has a response without tokens; use "
+            "slime_core.rollout.multiturn, or sample.append_response_tokens"
+        )
+    if row.status is Status.PENDING:
+        row.status = Status.COMPLETED
+    if not row.weight_versions and runtime.versions:
+        row.weight_versions = list(dict.fromkeys(runtime.versions))
+    if row.status is not Status.ABORTED and not row.response_length:
+        end = getattr(runtime.tokenizer, "eos_token_id", None)
+        row.append_response_tokens(tokens=[end or 0], log_probs=None, trainable=False)
+    row.check_lengths()
 
 
 def load_generate(path: str) -> GenerateFunction:

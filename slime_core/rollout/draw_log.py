@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime_core.data.sources import PromptSource
+from slime_core.data.sources import Draw as Taken
+from slime_core.data.sources import DrawSource, Group
 from slime_core.errors import SlimeError
 from slime_core.sample import Sample
 from slime_core.store.backend import Backend
@@ -23,7 +24,7 @@ class DrawLog:
     """
 
     def __init__(
-        self, backend: Backend, source: PromptSource, prepare: Callable[[Sample], None]
+        self, backend: Backend, source: DrawSource, prepare: Callable[[Sample], None]
     ) -> None:
         self._backend = backend
         self._cache = NodeCache(backend)
@@ -67,30 +68,47 @@ class DrawLog:
         """
         logged: list[Draw] = []
         while len(logged) < count:
-            before = self._source.state()
-            try:
-                taken = self._source.draw(count - len(logged))
-                draws = [self._as_logged(item, segment) for item in taken]
-                theirs = log_draws(self._backend, len(self._segments), draws)
-            except SlimeError:
-                self._source.restore(before)  # what is not logged was not drawn
-                raise
-            self._count(draws if theirs is None else theirs)
-            if theirs is not None:
-                self._follow(theirs)
-                draws = [draw for draw in theirs if draw.segment == segment]
-            logged += draws
+            wanted = count - len(logged)
+            logged += self._log(segment, lambda n=wanted: self._source.draw(n))
         return logged
+
+    def claim(self, segment: int, groups: Sequence[Group]) -> list[Draw]:
+        """Logs groups that came from elsewhere as draws of a segment, with numbers of their own."""
+        found: list[Draw] = []
+        while groups and not any(draw.samples is groups[0] for draw in found):
+            found = self._log(segment, lambda: self._source.numbered(groups))
+        return found
+
+    def _log(self, segment: int, take: Callable[[], list[Taken]]) -> list[Draw]:
+        """Logs what `take` gives; returns what stands in the log now for this segment: of another
+        owner where that was first."""
+        before = self._source.state()
+        try:
+            draws = [self._as_logged(item, segment) for item in take()]
+            theirs = log_draws(self._backend, len(self._segments), draws)
+        except SlimeError:
+            self._bring(before)  # what is not logged was not drawn
+            raise
+        self._count(draws if theirs is None else theirs)
+        if theirs is None:
+            return draws
+        self._follow(theirs)
+        return [draw for draw in theirs if draw.segment == segment]
 
     def _count(self, draws: Sequence[Draw]) -> None:
         self._segments.append({draw.segment for draw in draws})
 
     def _follow(self, draws: Sequence[Draw]) -> None:
-        state = draws[-1].source_state
+        self._bring(draws[-1].source_state)
+
+    def _bring(self, state: Any) -> None:
+        """The source to a state, or, where it has none, to the end of the log."""
         if state is not None:
             self._source.restore(state)
+        else:
+            self._source.replay(read_draws(self._cache, n) for n in range(len(self._segments)))
 
-    def _as_logged(self, item: Any, segment: int) -> Draw:
+    def _as_logged(self, item: Taken, segment: int) -> Draw:
         for sample in item.samples:
             self._prepare(sample)
         return Draw(

@@ -30,6 +30,7 @@ from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import put_document
 from slime_core.store.evals import put_eval_rows
+from slime_core.store.urls import Fetched
 from slime_core.tools.interface import load_tools
 from slime_core.waits import together
 
@@ -71,13 +72,46 @@ class Evaluator:
         """Evaluates one dataset; the first stored result of a version stays.
 
         Raises:
+            as `answered` and `store`.
+        """
+        dataset = self._datasets[job.dataset]
+        groups, failures = await self.answered(dataset, job)
+        return await self.store(owner, job, groups, failures)
+
+    @property
+    def datasets(self) -> list[EvalDataset]:
+        return list(self._datasets.values())
+
+    async def answered(
+        self, dataset: EvalDataset, job: EvalJob
+    ) -> tuple[list[list[Sample]], list[str]]:
+        """The graded answers to a dataset, and why some could not be graded.
+
+        Raises:
             EngineError: an answer came from another weight version, or a prompt was refused.
+        """
+        groups = await self._answer(dataset, job, _one_pass(self._sources[dataset.name]))
+        samples = [sample for group in groups for sample in group]
+        return groups, await self._grade(dataset, samples)
+
+    async def store(
+        self,
+        owner: Follower,
+        job: EvalJob,
+        groups: list[list[Sample]],
+        failures: list[str],
+        more: dict[str, float] | None = None,
+    ) -> Ref:
+        """Stores what an evaluation gave; the first result of a version stays.
+
+        Args:
+            more: further metrics of it.
+
+        Raises:
             RewardError: no prompt could be graded.
         """
         dataset = self._datasets[job.dataset]
-        groups = await self._answer(dataset, job, _one_pass(self._sources[dataset.name]))
         samples = [sample for group in groups for sample in group]
-        failures = await self._grade(dataset, samples)
         key = layout.evaluation(job.version, dataset.name)
         graded = [group for group in groups if all(s.reward is not None for s in group)]
         if not graded:
@@ -85,7 +119,7 @@ class Evaluator:
                 f"evaluation {dataset.name}: no prompt could be graded: {failures[0]}"
             )
         key_of = self._config.eval.eval_reward_key or self._config.rewards.reward_key
-        metrics = eval_metrics(graded, key_of)
+        metrics = eval_metrics(graded, key_of) | (more or {})
         if failures:
             log.warning("evaluation %s: %d answers could not be graded and their prompts do not "
                         "count: %s", dataset.name, len(failures), failures[0])  # fmt: skip
@@ -189,6 +223,7 @@ class Evaluator:
             label_key=dataset.label_key,
             metadata_key=dataset.metadata_key,
             tool_key=dataset.tool_key,
+            multimodal_keys=dataset.multimodal_keys,
             apply_chat_template=dataset.apply_chat_template,
             apply_chat_template_kwargs=dataset.apply_chat_template_kwargs,
             n_samples_per_prompt=dataset.n_samples_per_eval_prompt,
@@ -196,7 +231,7 @@ class Evaluator:
             max_bad_rows=self._config.data.max_bad_rows,
             default_tools=[t.schema for t in load_tools(self._config.rollout.tool_paths).values()],
         )
-        return PromptSource(dataset.path, settings, self._tokenizer)
+        return PromptSource(dataset.path, settings, self._tokenizer, Fetched())
 
 
 def _one_pass(source: PromptSource) -> list[list[Sample]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from slime_core.data.render import render_chat
 from slime_core.engines.client import EngineAnswerError, EngineClient, EngineUnreachableError
+from slime_core.engines.media import media_fields
 from slime_core.engines.protocol import GenerateRequest
 from slime_core.errors import DataError, DeadlineError
 from slime_core.rollout.gate import EngineGate
@@ -99,6 +100,7 @@ async def _round(
                 "max_new_tokens": sampling.left(sample),
                 "sampling_seed": seed_of(sample),
             },
+            media=media_fields(sample.multimodal_inputs),
         )
         for sample in waiting
     ]

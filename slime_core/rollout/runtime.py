@@ -6,11 +6,12 @@ multi-turn helpers are built on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from slime_core.engines.client import EngineAnswerError, EngineUnreachableError
 from slime_core.errors import EngineError, PluginError
@@ -20,6 +21,7 @@ from slime_core.rollout.generate import SERVER_ERROR, Sampling
 from slime_core.sample import Sample
 from slime_core.waits import Deadline, within
 
+T = TypeVar("T")
 ABORTED_META = {"finish_reason": {"type": "abort"}, "output_token_logprobs": [], "id": ""}
 
 
@@ -35,6 +37,7 @@ class Runtime:
         stopping: once it says so nothing may be generated any more.
         versions: weight versions that answered so far.
         notes: what helpers keep during the rollout.
+        home: the loop that engines and graders are reached from, None for whichever runs.
     """
 
     args: Any
@@ -47,6 +50,13 @@ class Runtime:
     stopping: Callable[[], bool] = lambda: False
     versions: list[str] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+    home: asyncio.AbstractEventLoop | None = None
+
+    async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the home loop, also for a function that has a loop of its own."""
+        if self.home is None or self.home is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.home))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -56,6 +66,13 @@ class Runtime:
             yield
         finally:
             _CURRENT.reset(token)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Makes this the current one also of threads that a whole rollout function starts, which
+        have no context; it stays so, since such threads go on between calls."""
+        _OF_THREADS[:] = [self]
+        yield
 
     def sampling_params(self, sample: Sample) -> dict[str, Any]:
         """SGLang's parameters for a sample, its own seed and what is left of its length."""
@@ -71,6 +88,9 @@ class Runtime:
         Raises:
             EngineError: the request was refused, or no engine answered it.
         """
+        return await self.at_home(self._generate(body))
+
+    async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         deadline = Deadline("a request of a generate function", self.sampling.timeout_s)
         while not self.stopping():
             deadline.check()
@@ -93,6 +113,7 @@ class Runtime:
 
 
 _CURRENT: ContextVar[Runtime] = ContextVar("slime_rollout")
+_OF_THREADS: list[Runtime] = []
 
 
 def current() -> Runtime:
@@ -104,6 +125,8 @@ def current() -> Runtime:
     try:
         return _CURRENT.get()
     except LookupError as error:
+        if _OF_THREADS:
+            return _OF_THREADS[0]
         raise PluginError(
             "generation and rewards are at hand only inside a generate or reward function that "
             "slime-flow called (and not in its grader processes: make the function `async def`)"

@@ -157,10 +157,10 @@ class SegmentLoop:
         """Attempts a group until it has a verdict that stays in this segment; returns it."""
         attempt = state.attempts.get(draw.group_id)
         prefix = state.begun.get(draw.group_id) if attempt is None else None
-        samples = [_begin(sample, sample.attempt) for sample in prefix or ()]
+        samples = [begin_sample(sample, sample.attempt) for sample in prefix or ()]
         attempt = samples[0].attempt if samples else attempt or 0
         while True:
-            samples = samples or [_begin(sample, attempt) for sample in draw.samples]
+            samples = samples or [begin_sample(sample, attempt) for sample in draw.samples]
             rows = GroupRows(draw.group_id, attempt, draw.data_epoch, draw.position, samples)
             try:
                 outcome = await self._work.finish(samples, lambda: state.stopping)
@@ -181,7 +181,7 @@ class SegmentLoop:
         last = rows.attempt + 1 >= self._plan.max_attempts
         verdict = DROPPED if last else FAILED
         if unstorable(rows.samples):  # a plug-in spoiled them
-            rows = replace(rows, samples=[_begin(one, rows.attempt) for one in draw.samples])
+            rows = replace(rows, samples=[begin_sample(one, rows.attempt) for one in draw.samples])
         await self._writer.put(replace(rows, verdict=verdict, reason=reason))
         return verdict
 
@@ -234,7 +234,7 @@ def _to_go_on(outcome: Outcome) -> Outcome:
     return Outcome(outcome.samples, [], ABORTED)
 
 
-def _begin(drawn: Sample, attempt: int) -> Sample:
+def begin_sample(drawn: Sample, attempt: int) -> Sample:
     """A sample to generate into; the logged one stays as it is."""
     sample = Sample.from_dict(drawn.to_dict())  # with counters of its own
     sample.tokens = list(drawn.tokens)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextvars
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime_core.errors import DeadlineError, EngineError
+from slime_core.errors import DeadlineError, EngineError, PluginError
 from slime_core.plugins.upstream_args import ROUTER_HOST
-from slime_core.rewards.result import Score
+from slime_core.rewards.result import Score, ScoreResult
 from slime_core.rollout import generate as generation
+from slime_core.rollout.custom import load_generate
 from slime_core.rollout.runtime import current
 from slime_core.sample import Sample, Status
 
@@ -103,7 +105,9 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
         limit + sample.response_length)  # fmt: skip
     sampling = replace(runtime.sampling, params=params, max_response_tokens=total)
     seed_of = runtime.seed_of if seed is None else lambda _: seed
-    await generation.generate([sample], runtime.gate, sampling, seed_of, runtime.stopping)
+    await runtime.at_home(
+        generation.generate([sample], runtime.gate, sampling, seed_of, runtime.stopping)
+    )
     skip = bool(params.get("skip_special_tokens"))
     generation.decode_response(sample, runtime.tokenizer, skip)
     return sample
@@ -114,10 +118,27 @@ async def generate_and_rm(
 ) -> Sample:
     """One sample with its reward."""
     if sample.status not in (Status.COMPLETED, Status.TRUNCATED):
-        sample = await generate(args, sample, sampling_params)
-    if sample.reward is None and sample.status is not Status.ABORTED:
-        sample.reward = await async_rm(args, sample)
+        sample = await _answered(args, sample, sampling_params)
+    group_rm = getattr(args, "group_rm", False) and not evaluation
+    if sample.reward is None and sample.status is not Status.ABORTED and not group_rm:
+        sample.reward = await async_rm(args, sample, evaluation=evaluation)
     return sample
+
+
+async def _answered(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """By the configured generate function, unless that is what asks."""
+    runtime = current()
+    path = sample.generate_function_path or args.custom_generate_function_path
+    if not path or "samples" in runtime.notes:
+        return await generate(args, sample, sampling_params)
+    own = replace(runtime, versions=[], notes={})
+    rows = await runtime.at_home(load_generate(path).run(own, [sample]))
+    if len(rows) != 1:
+        raise PluginError(
+            f"{path} made {len(rows)} rows of one sample, which generate_and_rm cannot return: "
+            "call it in your rollout function"
+        )
+    return rows[0]
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
@@ -126,27 +147,61 @@ async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:
     Raises:
         RewardError: it could not be graded.
     """
-    result = await current().hub.score(sample, evaluation=bool(kwargs.get("evaluation")))
+    runtime = current()
+    result = await runtime.at_home(
+        runtime.hub.score(sample, evaluation=bool(kwargs.get("evaluation")))
+    )
+    return _value(result)
+
+
+async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Any]:
+    """The rewards of several samples; with group_rm they are graded together.
+
+    Raises:
+        RewardError: one could not be graded.
+    """
+    runtime, evaluation = current(), bool(kwargs.get("evaluation"))
+    results = await runtime.at_home(runtime.hub.score_group(samples, evaluation=evaluation))
+    return [_value(result) for result in results]
+
+
+def _value(result: ScoreResult) -> Any:
     if not isinstance(result, Score):
         result.raise_error()
         raise AssertionError("unreachable")
     return result.value
 
 
-async def batched_async_rm(args: Any, samples: Sequence[Sample], **kwargs: Any) -> list[Any]:
-    """The rewards of several samples."""
-    return list(await asyncio.gather(*(async_rm(args, sample, **kwargs) for sample in samples)))
+def pop_first(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """The oldest groups of a buffer, taken out of it."""
+    taken = buffer[:num_samples]
+    del buffer[: len(taken)]
+    return taken
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine from plain code, on a loop and thread of its own."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(coroutine)))
-    thread.start()
-    thread.join()
-    if not found:
-        raise EngineError("the coroutine given to run() failed; its error was printed")
-    return found[0]
+    """Runs a coroutine from plain code: on the loop of the rollout where another thread asks, else
+    on a loop and thread of its own.
+
+    Raises:
+        whatever the coroutine raises.
+    """
+    try:
+        home = current().home
+    except PluginError:
+        home = None
+    if home is not None and home.is_running() and home is not _running_loop():
+        return asyncio.run_coroutine_threadsafe(coroutine, home).result()
+    context = contextvars.copy_context()
+    with ThreadPoolExecutor(1, "slime-run") as pool:
+        return pool.submit(context.run, asyncio.run, coroutine).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def _http(

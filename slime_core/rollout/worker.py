@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slime_core.config.fields import values
-from slime_core.data.sources import PromptSource, SourceSettings
+from slime_core.data.custom_source import CustomSource
+from slime_core.data.sources import PromptSource
+from slime_core.data.tokenizer import load_tokenizer
 from slime_core.engines.client import EngineClient
-from slime_core.errors import ConfigError, DigestError, StaleOwnerError
+from slime_core.errors import DigestError, StaleOwnerError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
 from slime_core.rewards.hub import RewardHub, RewardSettings
@@ -21,8 +23,10 @@ from slime_core.rollout.evaluation import Evaluator
 from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import Sampling, tokenize_prompt
 from slime_core.rollout.group import GroupMaker
+from slime_core.rollout.handed_out import HandedOut
 from slime_core.rollout.outcome import Outcome
 from slime_core.rollout.part_writer import PartTarget, PartWriter
+from slime_core.rollout.returned import Choice, commit_choice, read_choice, selected
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.scoring import Scorer
 from slime_core.rollout.segment import (
@@ -32,9 +36,17 @@ from slime_core.rollout.segment import (
     SegmentPlan,
     SegmentWork,
 )
-from slime_core.rollout.segment_bounds import begun, close_segment
+from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, kept_prefixes
 from slime_core.rollout.settings import EvalJob, RolloutSettings
+from slime_core.rollout.source_of_run import open_source, select_of
 from slime_core.rollout.turns import message_bridge
+from slime_core.rollout.whole import (
+    WholeRollout,
+    WholeSegment,
+    evaluation_path,
+    training_path,
+)
+from slime_core.rollout.whole_evaluation import WholeEvaluation
 from slime_core.run.follower import Follower
 from slime_core.run.logs import log_to_file
 from slime_core.sample import Sample
@@ -43,8 +55,8 @@ from slime_core.store import layout
 from slime_core.store.backend import join_url, open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.digest import checksum
-from slime_core.store.seal import adopt, put_seal, read_seal
-from slime_core.tools.interface import load_tools
+from slime_core.store.draws import Draw
+from slime_core.store.seal import Seal, Segment, adopt, put_seal, read_seal
 
 log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -81,11 +93,16 @@ class RolloutWorker:
             load_tokenizer, self._config.rollout.hf_checkpoint
         )
         self._tokenizer_digest = tokenizer_digest(self._config.rollout.hf_checkpoint)
-        source = await asyncio.to_thread(self._open_source)
+        self._args = ArgsView(self._config)
+        source = await asyncio.to_thread(open_source, self._config, self._args, self._tokenizer)
+        self._source = source
+        self._select = select_of(self._config, self._args, source)
         if self._config.rollout.tool_paths and self._config.data.apply_chat_template:
             kwargs = self._config.data.apply_chat_template_kwargs
             message_bridge(self._tokenizer, "", "tool", kwargs)  # said now, not at the first call
-        self._args = ArgsView(self._config)
+        path = training_path(self._config.rollout.rollout_function_path)
+        limit_s = self._config.fault_tolerance.stage_timeout_s
+        self._whole = WholeRollout.load(path, limit_s) if path else None
         self._hub = RewardHub(self._reward_settings(), self._args)
         self._maker = GroupMaker(
             self._args, Scorer(self._hub, self._config.rewards.reward_error_policy)
@@ -95,6 +112,9 @@ class RolloutWorker:
             self._config, self._backend, self._maker, self._runtime(lambda: False)
         )
         await asyncio.to_thread(self._evaluator.open_all)
+        path = evaluation_path(self._config.eval.eval_function_path, path)
+        whole = WholeRollout.load(path, limit_s) if path else None
+        self._whole_evaluation = WholeEvaluation(whole, self._evaluator) if whole else None
         return {
             "tokenizer_digest": self._tokenizer_digest,
             "data_fingerprint": source.fingerprint,
@@ -123,7 +143,7 @@ class RolloutWorker:
     async def sample(self, epoch: int, segment: int) -> Ref:
         """Logs the segment's draws; those that are logged already count."""
         self._check_epoch(epoch)
-        return await asyncio.to_thread(self._sample, segment)
+        return await asyncio.to_thread(self._sample, epoch, segment)
 
     async def generate(self, epoch: int, segment: int) -> Ref:
         """Brings a segment to its target and seals it."""
@@ -139,50 +159,114 @@ class RolloutWorker:
             PartTarget(self._backend, self._cache, segment, epoch, plan.target // 2),
             lambda: next(self._part_seq),
         )
-        loop = SegmentLoop(plan, self._work(segment), writer)
+        metrics: dict[str, float] = {}
         try:
-            await loop.run(draws, adopted, prefixes)
+            if self._whole is None:
+                loop = SegmentLoop(plan, self._work(segment), writer)
+                await loop.run(draws, adopted, prefixes)
+            elif len(adopted.kept) < plan.target:
+                metrics = await self._by_function(plan, writer, draws, adopted, prefixes)
         finally:
             await writer.close()
-        return await asyncio.to_thread(self._seal, epoch, segment)
+        return await asyncio.to_thread(self._seal, epoch, segment, metrics)
 
     async def evaluate(self, epoch: int, job: EvalJob) -> Ref:
         """Answers and scores one evaluation dataset."""
         self._check_epoch(epoch)
-        return await self._evaluator.run(Follower(self._backend, epoch), job)
+        owner = Follower(self._backend, epoch)
+        if self._whole_evaluation is not None:
+            runtime = replace(self._runtime(lambda: False), evaluation=True)
+            return await self._whole_evaluation.run(runtime, self._args, owner, job)
+        return await self._evaluator.run(owner, job)
 
-    def _sample(self, segment: int) -> Ref:
+    async def _by_function(
+        self,
+        plan: SegmentPlan,
+        writer: PartWriter,
+        draws: list[Draw],
+        adopted: Segment,
+        prefixes: dict[int, Sequence[Sample]],
+    ) -> dict[str, float]:
+        """Lets a whole rollout function make the segment; returns its metrics."""
+        assert self._whole is not None
+        number, finished = plan.segment, adopted.finished
+        source = HandedOut(
+            [draw for draw in draws if draw.group_id not in finished],
+            prefixes,
+            adopted.next_attempts,
+            lambda count: self._draws.draw(number, count),
+            self._source.inner if isinstance(self._source, CustomSource) else None,
+            len(self._source) if isinstance(self._source, PromptSource) else 0,
+        )
+        scorer = Scorer(self._hub, self._config.rewards.reward_error_policy)
+        segment = WholeSegment(
+            self._whole, number, plan.target - len(adopted.kept), source, scorer, writer,
+            lambda groups: self._draws.claim(number, groups),
+        )  # fmt: skip
+        try:
+            return await segment.run(self._runtime(lambda: False), self._args)
+        except BaseException:
+            await self._gate.abort_all()
+            raise
+
+    def _sample(self, epoch: int, segment: int) -> Ref:
         before = read_seal(self._backend, segment - 1) if segment else None
-        returned = before.returned if before else ()
+        begun_again = self._chosen(epoch, segment, before).begun
         logged = self._draws.of_segment(segment)
-        missing = self._begin() - len(returned) - len(logged)
+        missing = self._begin() - len(begun_again) - len(logged)
+        if self._whole is not None:
+            missing = 0  # it says itself how many it needs
         if missing > 0:
             logged += self._draws.draw(segment, missing)
         rows = sum(len(draw.samples) for draw in logged)
         files = self._draws.files_of(segment)
-        key = layout.draws(files[0]) if files else layout.seal(segment - 1)
+        key = layout.draws(files[0]) if files else layout.seal(max(0, segment - 1))
         return Ref(key, "draws", segment, rows=rows, from_store=missing <= 0)
 
-    def _seal(self, epoch: int, segment: int) -> Ref:
+    def _chosen(self, epoch: int, segment: int, before: Seal | None) -> Choice:
+        """Which of the groups that came back begin here: as it is stored, or chosen now."""
+        known = read_choice(self._backend, segment, before)
+        own = isinstance(self._source, CustomSource) and self._source.keeps_buffer
+        if known is not None or before is None:
+            return known or Choice()
+        if self._select is None and not own:
+            return Choice(before.returned)
+        owner = Follower(self._backend, epoch)
+        draws = {draw.group_id: draw for draw in self._draws.of_groups(before.returned)}
+        prefixes = kept_prefixes(self._cache, segment, before.returned)
+        groups = {g: list(prefixes.get(g) or draws[g].samples) for g, _ in before.returned}
+        if self._select is not None:
+            picked, dropped = selected(self._select, groups, self._begin())
+            return commit_choice(self._backend, owner, segment, before, picked, dropped)
+        assert isinstance(self._source, CustomSource)
+        picked, fresh = self._source.offer(groups, self._begin())
+        choice = commit_choice(self._backend, owner, segment, before, picked)
+        self._draws.claim(segment, fresh)
+        return choice
+
+    def _seal(self, epoch: int, segment: int, metrics: dict[str, float]) -> Ref:
         draws, _ = begun(self._cache, self._draws, segment, False)
         found = adopt(self._cache, segment)
         plan = self._plan(segment)
-        closed = close_segment(found, draws, plan.target, first_come=plan.partial)
+        before = read_seal(self._backend, segment - 1) if segment else None
+        waiting = chosen_of(self._cache, segment, before).waiting
+        any_order = plan.partial or self._whole is not None
+        closed = close_segment(found, draws, plan.target, first_come=any_order, waiting=waiting)
         if closed is None:
             raise DigestError(
                 f"only {len(found.kept)} of {plan.target} kept groups of segment {segment} can be "
                 f"read back, {len(found.quarantined)} parts were damaged and moved to quarantine: "
                 "start again, then they are generated anew"
             )
-        parent = read_seal(self._backend, segment - 1) if segment else None
         seal = put_seal(
             self._backend,
             Follower(self._backend, epoch),
             closed.segment,
-            parent=parent.digest if parent else "",
+            parent=before.digest if before else "",
             draws=(draws[0].group_id, draws[-1].group_id + 1),
             tokenizer_digest=self._tokenizer_digest,
             returned=closed.returned,
+            metrics=metrics,
         )
         return seal.ref()
 
@@ -220,6 +304,7 @@ class RolloutWorker:
             sampling=self._sampling(),
             seed_of=self._seed_of,
             stopping=stopping,
+            home=asyncio.get_running_loop(),
         )
 
     def _sampling(self) -> Sampling:
@@ -251,16 +336,6 @@ class RolloutWorker:
         chat = self._config.rollout.custom_generate_function_path is not None
         tokenize_prompt(sample, self._tokenizer, chat=chat)
 
-    def _open_source(self) -> PromptSource:
-        config = self._config
-        given = {**values(config, "identity"), **values(config, "operational")}
-        names = SourceSettings.__dataclass_fields__
-        tools = [tool.schema for tool in load_tools(config.rollout.tool_paths).values()]
-        settings = SourceSettings(
-            **{name: given[name] for name in names if name in given}, default_tools=tools
-        )
-        return PromptSource(config.data.prompt_data, settings, self._tokenizer)
-
     def _reward_settings(self) -> RewardSettings:
         rewards = self._config.rewards
         end_tokens = [self._tokenizer.eos_token, self._tokenizer.pad_token]
@@ -283,22 +358,6 @@ class RolloutWorker:
     def _check_epoch(self, epoch: int) -> None:
         if epoch < self._epoch:
             raise StaleOwnerError(f"epoch {epoch} is over; this worker follows {self._epoch}")
-
-
-def load_tokenizer(hf_checkpoint: str) -> Any:
-    """The model's tokenizer, from local files only.
-
-    Raises:
-        ConfigError: the folder has no tokenizer.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(hf_checkpoint, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"hf_checkpoint {hf_checkpoint}: the tokenizer cannot be loaded: {error}"
-        ) from error
 
 
 def tokenizer_digest(hf_checkpoint: str) -> str:

@@ -99,7 +99,8 @@ def decide(ctx: RunContext, k: int) -> tuple[BatchContent, dict[str, float]]:
             (g, finished[g].entry.attempt, k, reason) for g, reason in selection.unused.items()
         ),
         tokens=int(sum(batch.numbers("response_length").sum() for batch in chosen)),
-        metrics=rollout_metrics(chosen, groups, seal.counts)
+        metrics=seal.metrics
+        | rollout_metrics(chosen, groups, seal.counts)
         | batch_metrics(chosen, groups, trained)
         | {"rollout/rewards": float(rewards.mean())}
         | shaping_metrics(ctx, groups.rewards, chosen)

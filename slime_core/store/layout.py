@@ -69,6 +69,11 @@ def seal(segment: int) -> str:
     return f"{GROUPS}{number(segment)}/seal.json"
 
 
+def returned(segment: int) -> str:
+    """Which of the groups that came back a segment begins with, where that was chosen."""
+    return f"{GROUPS}{number(segment)}/returned.json"
+
+
 def compact(segment: int, checksum: str) -> str:
     """All groups of a sealed segment in one compressed file, instead of its parts."""
     return f"{GROUPS}{number(segment)}/compact-{checksum}.arrow"

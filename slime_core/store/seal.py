@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.errors import DigestError, MissingError, StoreError
@@ -93,6 +93,7 @@ class Seal:
         draws: first group id begun in it, and the one after the last.
         returned: (group id, segment that drew it) of draws begun here that did not end here; the
             next segment begins with them.
+        metrics: what a rollout function reported of the segment.
     """
 
     segment: int
@@ -106,6 +107,7 @@ class Seal:
     counts: dict[str, int]
     found: bool = False
     returned: tuple[tuple[int, int], ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def as_segment(self) -> Segment:
         return Segment(self.segment, self.groups)
@@ -150,6 +152,7 @@ def put_seal(
     draws: tuple[int, int],
     tokenizer_digest: str,
     returned: Sequence[tuple[int, int]] = (),
+    metrics: dict[str, float] | None = None,
     by: dict[str, Any] | None = None,
 ) -> Seal:
     """Closes a segment.
@@ -160,6 +163,7 @@ def put_seal(
         draws: first group id begun in this segment, and the one after the last.
         tokenizer_digest: what the token ids mean.
         returned: (group id, segment that drew it) of what the next segment begins with.
+        metrics: of the segment, by full name.
 
     Raises:
         StaleOwnerError: another owner sealed something else, or owns the run.
@@ -183,6 +187,8 @@ def put_seal(
     }
     if returned:
         body["returned"] = [list(item) for item in returned]
+    if metrics:
+        body["metrics"] = metrics
     used = [part for part in segment.parts if part.key in {g.at.key for g in segment.groups}]
     number = {part.key: i for i, part in enumerate(used)}
     about = {
@@ -277,4 +283,5 @@ def _seal(document: Document) -> Seal:
         counts=body["counts"],
         found=document.found,
         returned=tuple((group, drawn) for group, drawn in body.get("returned", [])),
+        metrics=body.get("metrics", {}),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.data.tokenizer import load_tokenizer
 from slime_core.rollout.settings import EvalJob
 from tests.integration.rollout.places import Place
 
@@ -164,3 +165,41 @@ def test_evaluation_has_sampling_of_its_own(tmp_path, engine):
     params = sampling(recorder.bodies)
     assert len(params) == 3 * 2
     assert all(wanted.items() <= one.items() for one in params)
+
+
+def test_media_are_in_requests_and_in_the_store(tmp_path, engine):
+    """Strings as they are, bytes as data URIs; each sample of a request has its own."""
+    url, recorder = engine
+    rows = [{"input": f"1 <image>{i}", "label": "1", "pics": [f"http://x/{i}.png"]}
+            for i in range(4)]  # fmt: skip
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = Place(
+        tmp_path, url, prompt_data=str(prompts), multimodal_keys={"image": "pics"},
+        apply_chat_template=True, rollout_shuffle=False,
+    )  # fmt: skip
+
+    async def body() -> Any:
+        worker = place.worker()
+        with pytest.MonkeyPatch.context() as patch:
+            plain = load_tokenizer(worker._config.rollout.hf_checkpoint)
+            plain.chat_template = TEMPLATE
+            patch.setattr("slime_core.rollout.worker.load_tokenizer", lambda folder: plain)
+            await worker.setup()
+        await worker.fence(0)
+        await worker.set_engines([url])
+        await worker.open_gate()
+        return await place.segment(worker, 0)
+
+    seal = asyncio.run(body())
+    sent = {tuple(map(tuple, b["image_data"])) for b in recorder.bodies}
+    assert sent == {((f"http://x/{i}.png",),) * 4 for i in range(4)}
+    stored = [s for group in place.rows(seal).values() for s in group]
+    assert {s.multimodal_inputs["images"][0] for s in stored} == {f"http://x/{i}.png"
+                                                                 for i in range(4)}  # fmt: skip
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text or '7' }}{% endfor %}{% endif %}{% endfor %}"
+)

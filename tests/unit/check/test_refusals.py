@@ -99,6 +99,16 @@ def file_as(flag: str, path: str = "taken/inside") -> Callable[[Path], Arguments
     return make
 
 
+def _without_prompts(folder: Path) -> Path:
+    path = folder / "run.yaml"
+    own = safe_load(QUICKSTART.read_text())
+    del own["data"]["prompt_data"]
+    own["rollout"]["hf_checkpoint"] = str(MODEL)
+    own["eval"] = {}
+    path.write_text(json.dumps(own))
+    return path
+
+
 HOOKS = """
 def weights(args, pg_loss): ...
 def advantages(args, rollout_data): ...
@@ -377,6 +387,39 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     "MLflow below a file": (
         lambda folder: [QUICKSTART, "--mlflow-tracking-uri", f"sqlite:///{TRAIN}/m.db"],
         ["MLflow's folder", "is a file", "or --no-use-mlflow"],
+    ),
+    # sources and media
+    "no prompts at all": (
+        lambda folder: [_without_prompts(folder)],
+        ["data.prompt_data is missing: set it in the YAML file or as --prompt-data"],
+    ),
+    "a source that is no class": (
+        lambda folder: [QUICKSTART, "--data-source-path", f"{plugin(folder, ROLLOUT)}:keep"],
+        ["is a function; a class with get_samples is needed"],
+    ),
+    "a buffer filter that cannot be called": (
+        lambda folder: [QUICKSTART, "--buffer-filter-path", f"{plugin(folder, ROLLOUT)}:keep",
+                        "--dynamic-sampling-filter-path", "check_reward_nonzero_std"],
+        ["keep(samples) does not fit: it is called as (args, buffer, num_samples)"],
+    ),
+    "a buffer filter without a buffer": (
+        flags("--buffer-filter-path", "fifo"), ["groups that come back, and none can"],
+    ),
+    "a rollout function that cannot be called": (
+        lambda folder: [QUICKSTART, "--rollout-function-path", f"{plugin(folder, ROLLOUT)}:keep"],
+        ["is called as (args, rollout_id, data_source, evaluation=...)"],
+    ),
+    "weights that do not fit the files": (
+        flags("--prompt-data", TRAIN, TRAIN, "--prompt-data-weights", "1", "2", "3"),
+        ["prompt_data_weights has 3 weights and prompt_data names 2 files"],
+    ),
+    "a vision model to train": (
+        model(vision_config={"depth": 2}), ["is a vision model, which is not trained here yet"],
+    ),
+    "media for a text model": (
+        lambda folder: [QUICKSTART, "--multimodal-keys", '{"image": "pics"}', "--prompt-data",
+                        prompts(folder, GOOD | {"pics": []})],
+        ["multimodal_keys puts image into prompts, and", "is a text model"],
     ),
     # configuration
     "a wrong type of a flag": (

@@ -36,6 +36,8 @@ CHANGED = {  # another valid value for fields whose type does not give one by it
     "reward_error_policy": "drop",
     "reward_shaping": "cosine",
     "over_sampling_batch_size": 8,
+    "prompt_data_weights": [2.0, 1.0],
+    "multimodal_keys": {"image": "images"},
 }
 TOGETHER = {  # fields that only pass the rules with others
     "eval_interval": {"eval_prompt_data": ["a", "b"]},
@@ -80,6 +82,9 @@ TOGETHER = {  # fields that only pass the rules with others
     "use_opsm": {"use_rollout_logprobs": True},
     "tool_paths": {"custom_generate_function_path": "g.py"},
     "over_sampling_batch_size": {"dynamic_sampling_filter_path": "f.py:f"},
+    "buffer_filter_path": {"dynamic_sampling_filter_path": "f.py:f"},
+    "prompt_data_weights": {"prompt_data": ["a", "b"]},
+    "disable_rollout_global_dataset": {"rollout_function_path": "f.py:f", "prompt_data": None},
     "partial_rollout": {"over_sampling_batch_size": 8},
     "mask_offpolicy_in_partial_rollout": {"over_sampling_batch_size": 8, "partial_rollout": True},
     "group_rm": {"custom_rm_path": "r.py"},

@@ -221,7 +221,5 @@ def test_a_number_is_no_switch_and_has_an_end(value):
 
 
 def test_a_zero_byte_is_in_no_text(tmp_path):
-    assert (
-        refusal(SMALL, prompt_data="a\0.jsonl") == "--prompt-data must be text, not 'a\\x00.jsonl'"
-    )
+    assert refusal(SMALL, run_name="a\0.jsonl") == "--run-name must be text, not 'a\\x00.jsonl'"
     assert "`extends` takes the path" in refusal({**SMALL, "extends": "a\0.yaml"})
