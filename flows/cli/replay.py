@@ -16,6 +16,7 @@ from slime_core.errors import ConfigError
 from slime_core.run.identity import recorded_config
 from slime_core.run.replay import Rank, Replay
 from slime_core.store.ledger import Ledger
+from slime_core.store.scores import find_scorer
 
 ONE_RANK = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
 WHERE = ("workspace", "store_url")
@@ -36,21 +37,23 @@ def main(arguments: list[str]) -> int:
     def changed(ledger: Ledger) -> RunConfig:
         return recorded_config(cache.backend, ledger.numeric_digest, ONE_RANK | overrides)
 
+    scorer = find_scorer(cache.backend, options.scores) if options.scores else None
     with tempfile.TemporaryDirectory(prefix="slime-replay-") as scratch:
-        replay = Replay(cache, build_rank, recorded, Path(scratch))
+        replay = Replay(cache, build_rank, recorded, Path(scratch), scorer)
         if not replay.chain:
             raise ConfigError(f"run {options.run} has trained nothing yet")
         iterations = parse_range(options.iterations, len(replay.chain))
         found = list(replay.run(iterations, changed if overrides else None))
     show([one.to_dict() for one in found], options.json)
     drifted = [one.iteration for one in found if not one.same]
+    changes = bool(overrides) or scorer is not None
     if not options.json:
         print(
             f"other weights from iteration {drifted[0]} on"
             if drifted
             else "the same weights to the bit"
         )
-    return 1 if drifted and not overrides else 0
+    return 1 if drifted and not changes else 0
 
 
 def _parser() -> FlagParser:
@@ -63,6 +66,9 @@ def _parser() -> FlagParser:
     )
     parser.add_argument("run", metavar="RUN", help="id, its beginning, or `last`")
     parser.add_argument("--iterations", metavar="A:B", help="A to B - 1; by default the last one")
+    parser.add_argument(
+        "--scores", metavar="GRADER", help="use this overlay of `slime rescore` as rewards"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     add_flags(parser)

@@ -170,6 +170,15 @@ class TrainerRank:
             self._keep(next_state, result)
             return dict(result)
 
+    def probe(self, batch: TrainBatch, seed: int) -> dict[str, Any]:
+        """Loss and gradient of a batch with the present weights, which stay as they are.
+
+        Returns:
+            See PolicyTrainer.probe.
+        """
+        with self._exclusive("probe"):
+            return self._ready().probe(batch, seed)
+
     def canary(self, tokens: Sequence[int]) -> list[float]:
         """log p of tokens[1:] with the present weights, at temperature 1, float32."""
         with self._exclusive("canary"):

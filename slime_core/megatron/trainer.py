@@ -19,10 +19,11 @@ import torch
 from megatron.core import tensor_parallel
 
 from slime_core.algorithms.kl import KLCoefficient
+from slime_core.algorithms.objective import Objective
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.overlong import apply_overlong_policy
 from slime_core.batching.types import TrainBatch
-from slime_core.errors import ConfigError, DataError
+from slime_core.errors import ConfigError, DataError, TrainerError
 from slime_core.megatron import parallel
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.checkpoint import load_checkpoint, stage_state
@@ -33,6 +34,7 @@ from slime_core.megatron.model import build_model
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
 from slime_core.megatron.passes import Passes
+from slime_core.megatron.probe import effective_samples, flat_gradient
 from slime_core.megatron.roles import HeldWeights
 from slime_core.megatron.saving import PendingSave, Stage
 from slime_core.megatron.settings import TrainerSettings
@@ -150,19 +152,9 @@ class PolicyTrainer:
             raise ConfigError(
                 f"{len(forced_skips)} recorded skips for a batch of {len(batch.steps)} steps"
             )
-        torch.manual_seed(seed)
-        tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
+        self._seed(seed)
         started = time.perf_counter()
-        columns = response_columns(
-            replace(self.settings.algorithm, kl_coef=self._in_rewards),
-            batch,
-            self.policy,
-            self.reference,
-            self.teacher,
-            self.critic,
-            self.hooks,
-            self.old_actor,
-        )
+        columns = self._columns(batch)
         read = time.perf_counter()
         results = []
         for number, rows in enumerate(batch.steps):
@@ -174,6 +166,58 @@ class PolicyTrainer:
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
         hooks = self.hooks.digests
         return {"steps": results, "seconds": seconds} | ({"hooks": hooks} if hooks else {})
+
+    def probe(self, batch: TrainBatch, seed: int) -> dict[str, Any]:
+        """The policy's gradient of a whole batch as one step, which is not taken.
+
+        Only where one rank holds the model.
+
+        Returns:
+            {"loss", "grad_norm", "gradient": float32 [parameters], "effective_samples": how many
+            samples of equal weight would carry as much: (sum w)^2 / sum w^2, w the sum over a
+            sample's trained tokens of the loss's weight times |advantage|}.
+
+        Raises:
+            TrainerError: there are several ranks.
+        """
+        if self.settings.world_size > 1:
+            raise TrainerError("a gradient can be looked at only where one rank holds the model")
+        batch, _ = self._fitting(batch)
+        rows = sorted(row for step in batch.steps for row in step)
+        whole = replace(batch, steps=(tuple(rows),))
+        self._seed(seed)
+        columns = self._columns(whole)
+        gradients = self.policy.gradients(self._objective, whole, rows, columns)
+        return {
+            "loss": gradients.metrics["loss"],
+            "grad_norm": gradients.grad_norm,
+            "gradient": flat_gradient(self.state),
+            "effective_samples": effective_samples(self.objective, whole, columns),
+        }
+
+    def _seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
+
+    def _columns(self, batch: TrainBatch) -> Columns:
+        """See response_columns."""
+        return response_columns(
+            replace(self.settings.algorithm, kl_coef=self._in_rewards),
+            batch,
+            self.policy,
+            self.reference,
+            self.teacher,
+            self.critic,
+            self.hooks,
+            self.old_actor,
+        )
+
+    @property
+    def _objective(self) -> Objective:
+        """With the present coefficient of the KL."""
+        if not self.objective.kl_loss_coef:
+            return self.objective
+        return replace(self.objective, kl_loss_coef=self.kl.value)
 
     def _fitting(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
         """The batch with rows that fit a micro-batch, and how many did not.
@@ -214,10 +258,7 @@ class PolicyTrainer:
             found |= as_metrics(parts[-1])
         warming_up = self.iterations < self.settings.algorithm.num_critic_only_steps
         if not (self.critic is not None and warming_up):
-            objective = self.objective
-            if objective.kl_loss_coef:
-                objective = replace(objective, kl_loss_coef=self.kl.value)
-            parts.append(self.policy.gradients(objective, batch, rows, columns))
+            parts.append(self.policy.gradients(self._objective, batch, rows, columns))
             found |= parts[-1].metrics
             if self.settings.algorithm.true_on_policy_mode:
                 self._require_on_policy(parts[-1].metrics)

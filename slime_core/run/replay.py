@@ -8,7 +8,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ from slime_core.config.fields import numeric_digest
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, DigestError, StoreError
 from slime_core.seeds import derive_seed
-from slime_core.store.batch import read_batch
+from slime_core.stages.regroup import regrouped
+from slime_core.store.batch import Batch, read_batch
 from slime_core.store.cache import NodeCache
 from slime_core.store.checkpoints import Checkpoint, fetch_checkpoint, list_checkpoints
 from slime_core.store.ledger import (
@@ -40,6 +42,7 @@ class Rank(Protocol):
         self, epoch: int, expect: str, next_state: str, batch_digest: str, batch: Any, seed: int,
         forced_skips: Sequence[bool] | None = None,
     ) -> dict[str, Any]: ...  # fmt: skip
+    def probe(self, batch: Any, seed: int) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
 
@@ -80,6 +83,7 @@ class Replay:
         build: makes a trainer with a configuration, not yet set up.
         config_of: the configuration that an iteration was trained with.
         scratch: an empty folder for the weights between two configurations.
+        scorer: digest of a grader whose overlay takes the place of the stored rewards.
     """
 
     def __init__(
@@ -88,12 +92,14 @@ class Replay:
         build: Callable[[RunConfig], Rank],
         config_of: ConfigOf,
         scratch: Path,
+        scorer: str | None = None,
     ) -> None:
         self.chain = trained_chain(cache)
         self._cache = cache
         self._build = build
         self._config_of = config_of
         self._scratch = scratch
+        self._scorer = scorer
         self._state = ""
 
     def run(self, iterations: range, changed: ConfigOf | None = None) -> Iterator[Compared]:
@@ -108,28 +114,57 @@ class Replay:
             ConfigError: iterations that are not trained yet.
             DigestError: what they need is gone or damaged.
         """
+        self._require(iterations)
+        given = changed or self._config_of
+        with self._trainer_before(iterations.start, given(self.chain[iterations.start])):
+            for k in iterations:
+                self._use(given(self.chain[k]))
+                result = self._train(k, self._content(k))
+                yield _compared(k, self.chain[k].result["steps"], result["steps"])
+
+    def probe(self, k: int, variants: dict[str, ConfigOf]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Gradients of batch k with the weights before iteration k; no weight changes.
+
+        Args:
+            variants: name -> the configuration that decides about rewards, advantages and loss.
+
+        Returns:
+            (name, what TrainerRank.probe gives) for each.
+
+        Raises:
+            ConfigError: the iteration is not trained yet, or its rewards cannot be made again.
+            DigestError: what it needs is gone or damaged.
+        """
+        self._require(range(k, k + 1))
+        with self._trainer_before(k, self._config_of(self.chain[k])):
+            for name, config_of in variants.items():
+                self._use(config_of(self.chain[k]))
+                batch = load_train_batch(self._cache.backend, self._content(k), self._cache)
+                yield name, self._rank.probe(batch, derive_seed(self._config.run.seed, "train", k))
+
+    def _require(self, iterations: range) -> None:
         if not iterations or iterations.stop > len(self.chain):
             raise ConfigError(
                 f"iterations {iterations.start}:{iterations.stop} cannot be trained again: the "
                 f"run has 0:{len(self.chain)}"
             )
-        checkpoint = self._checkpoint_before(iterations.start)
+
+    @contextmanager
+    def _trainer_before(self, k: int, config: RunConfig) -> Iterator[None]:
+        """A trainer with the state before iteration k and a configuration, ended afterwards."""
+        checkpoint = self._checkpoint_before(k)
         first = 0 if checkpoint is None else checkpoint.iteration + 1
-        self._config = self._config_for(first, iterations, changed)
+        self._config = self._config_of(self.chain[first]) if first < k else config
         self._rank = self._build(self._config)
         try:
             self._begin(checkpoint, self._rank.setup()["weights_digest"])
-            for k in range(first, iterations.stop):
-                self._use(self._config_for(k, iterations, changed))
-                result = self._train(k)
-                if k in iterations:
-                    yield _compared(k, self.chain[k].result["steps"], result["steps"])
+            for i in range(first, k):
+                self._use(self._config_of(self.chain[i]))
+                self._train(i, self._stored(i))
+            self._use(config)
+            yield
         finally:
             self._rank.close()
-
-    def _config_for(self, k: int, iterations: range, changed: ConfigOf | None) -> RunConfig:
-        given = changed if changed is not None and k in iterations else self._config_of
-        return given(self.chain[k])
 
     def _begin(self, checkpoint: Checkpoint | None, weights_digest: str) -> None:
         """Loads a checkpoint, or checks that the initial weights are those of the run."""
@@ -165,10 +200,21 @@ class Replay:
         self._rank.load(str(folder))
         shutil.rmtree(folder)
 
-    def _train(self, k: int) -> dict[str, Any]:
+    def _stored(self, k: int) -> Batch:
         batch = read_batch(self._cache.backend, k)
         if batch is None:
             raise StoreError(f"iteration {k} has no batch any more")
+        return batch
+
+    def _content(self, k: int) -> Batch:
+        """Batch k with the rewards that the present configuration, or another grader, makes."""
+        batch, recorded = self._stored(k), self._config_of(self.chain[k])
+        if self._scorer is None and _about_rewards(recorded) == _about_rewards(self._config):
+            return batch
+        content = regrouped(self._cache, batch.content, self._config, self._scorer)
+        return replace(batch, content=content)
+
+    def _train(self, k: int, batch: Batch) -> dict[str, Any]:
         following = next_state(self._state, batch.digest, numeric_digest(self._config))
         result = self._rank.train(
             0, self._state, following, batch.digest,
@@ -178,6 +224,18 @@ class Replay:
         )  # fmt: skip
         self._state = following
         return result
+
+
+def _about_rewards(config: RunConfig) -> tuple[Any, ...]:
+    """What decides which rewards a batch names."""
+    algorithm = config.algorithm
+    return (
+        algorithm.advantage_estimator,
+        algorithm.disable_rewards_normalization,
+        algorithm.disable_grpo_std_normalization,
+        config.rewards,
+        config.rollout.rollout_max_response_len,
+    )
 
 
 def _compared(k: int, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> Compared:

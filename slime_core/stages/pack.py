@@ -18,6 +18,7 @@ from slime_core.batching.select import (
     rollout_denominators,
 )
 from slime_core.batching.types import segment_sums
+from slime_core.config.tree import RunConfig
 from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
 from slime_core.run import faults
@@ -127,7 +128,8 @@ def _rewards(
     """Raw rewards and what advantages start from, both float64 [rows]."""
     path = ctx.config.rewards.custom_reward_post_process_path
     if path is None:
-        return groups.rewards, normalised(ctx, groups, chosen)
+        known = np.concatenate([graded(batch) for batch in chosen])
+        return groups.rewards, normalised(ctx.config, groups, chosen, known)
     samples = [sample for batch in chosen for sample in batch.to_samples()]
     return processed_rewards(path, ArgsView(ctx.config), samples)
 
@@ -142,20 +144,22 @@ def _size(configured: int, rows: dict[int, SampleBatch], k: int) -> int:
     return configured
 
 
-def normalised(ctx: RunContext, groups: Groups, chosen: list[SampleBatch]) -> np.ndarray:
+def normalised(
+    config: RunConfig, groups: Groups, chosen: list[SampleBatch], known: np.ndarray
+) -> np.ndarray:
     """float64 [rows]: rewards shaped by length, after the estimator's group transform.
 
-    A row whose answer could not be graded, and is left out of the loss for it, gets 0 and does not
-    enter the statistics of its group.
+    Args:
+        known: bool [rows]. A row whose answer could not be graded, and is left out of the loss for
+            it, gets 0 and does not enter the statistics of its group.
     """
-    algorithm = ctx.config.algorithm
-    known = np.concatenate([graded(batch) for batch in chosen])
+    algorithm = config.algorithm
     rewards = np.zeros(len(known))
     assert groups.rollout_ids is not None and groups.response_lengths is not None
     rewards[known] = group_rewards(
         algorithm.advantage_estimator,
         Groups(
-            shaped(ctx, groups.rewards, chosen)[known],
+            shaped(config, groups.rewards, chosen)[known],
             groups.group_ids[known],
             groups.rollout_ids[known],
             groups.response_lengths[known],
@@ -167,9 +171,9 @@ def normalised(ctx: RunContext, groups: Groups, chosen: list[SampleBatch]) -> np
     return rewards
 
 
-def shaped(ctx: RunContext, raw: np.ndarray, chosen: list[SampleBatch]) -> np.ndarray:
+def shaped(config: RunConfig, raw: np.ndarray, chosen: list[SampleBatch]) -> np.ndarray:
     """float64 [rows]: rewards with what reward_shaping makes of the response lengths."""
-    rewards, limit = ctx.config.rewards, ctx.config.rollout.rollout_max_response_len
+    rewards, limit = config.rewards, config.rollout.rollout_max_response_len
     if rewards.reward_shaping == "none":
         return raw
     lengths = np.concatenate([batch.numbers("response_length") for batch in chosen]).tolist()
@@ -187,7 +191,7 @@ def shaping_metrics(
     """What shaping added to the mean reward; nothing without shaping."""
     if ctx.config.rewards.reward_shaping == "none":
         return {}
-    return {"rollout/reward_shaping": float((shaped(ctx, raw, chosen) - raw).mean())}
+    return {"rollout/reward_shaping": float((shaped(ctx.config, raw, chosen) - raw).mean())}
 
 
 def rollout_ids(chosen: list[SampleBatch], group_ids: tuple[int, ...]) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from slime_core.errors import DigestError, LostRaceError
+from slime_core.errors import ConfigError, DigestError, LostRaceError
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.cache import NodeCache
@@ -87,6 +87,24 @@ def read_scores(cache: NodeCache, scorer: str, seal: Seal) -> pa.Table:
     if read_about(table.schema).get("seal") != seal.digest:
         raise DigestError(f"{key} was made for another seal of segment {seal.segment}")
     return table
+
+
+def find_scorer(backend: Backend, beginning: str) -> str:
+    """The one grader with an overlay whose digest begins so.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    keys = (entry.key.removeprefix(layout.SCORES) for entry in backend.list(layout.SCORES))
+    scorers = sorted({key.partition("/")[0] for key in keys if "/" in key})
+    found = [scorer for scorer in scorers if scorer.startswith(beginning)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(scorer[:12] for scorer in scorers) or "none: `slime rescore` makes them"
+    raise ConfigError(
+        f"{len(found)} graders with a digest that begins with {beginning!r} have graded this run; "
+        f"there are {known}"
+    )
 
 
 def all_scores(cache: NodeCache) -> pa.Table:

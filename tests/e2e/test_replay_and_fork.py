@@ -38,6 +38,14 @@ def test_replay_and_fork(tmp_path: Path) -> None:
     code, output = slime(base, "replay", "base", "--iterations", "3", "--lr", "0.01", "--json")
     assert code == 0 and not json.loads(output)["same"], output
 
+    code, output = slime(base, "compare", "base@2", "--with", "grpo,rloo", "--json")
+    assert code == 0, output
+    then, grpo, rloo = (json.loads(line) for line in output.splitlines())
+    assert {**then, "algorithm": "grpo"} == grpo and grpo["cosine"] > 1 - 1e-9
+    assert 0.9 < rloo["cosine"] < 1 - 1e-6 and rloo["grad_norm"] < grpo["grad_norm"]
+    ledger = base.document("iterations/000002/ledger.json")["body"]["result"]["steps"][0]
+    assert abs(float(ledger["grad_norm"].removeprefix("f:")) - grpo["grad_norm"]) < 1e-6
+
     code, output = slime(base, "fork", "base", "--at", "1", "--run-id", "twig")
     assert code == 0, output
     finish(start(twig, *FLAGS, "--lr", "0.01"), twig)

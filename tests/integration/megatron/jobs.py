@@ -327,3 +327,14 @@ def fingerprints() -> dict[str, int]:
         "half": fingerprint(base.bfloat16()),
         "shorter": fingerprint(base[:-1]),
     }
+
+
+def probes(settings: dict[str, Any], batches: list[TrainBatch]) -> dict[str, Any]:
+    """Looks at the gradient of each batch; no weight may change."""
+    with trainer(settings) as rank:
+        own = rank._trainer
+        assert own is not None
+        before = own.weights_digest()
+        found = [rank.probe(batch, seed=1) for batch in batches]
+        assert own.weights_digest() == before
+        return {"probes": found, "trained": rank.train(0, "s0", "s1", "b", batches[0], seed=1)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jobs
 import models
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -213,3 +215,23 @@ def test_bf16_trains_close_to_fp32(model: str, in_trainer: Callable[..., Any]) -
     half = steps_of(in_trainer(jobs.train, settings, [batch]))[0]
     assert half["loss"] == pytest.approx(full["loss"], rel=0.1, abs=0.02)
     assert half["grad_norm"] == pytest.approx(full["grad_norm"], rel=0.1)
+
+
+def test_a_gradient_can_be_looked_at_without_a_step(
+    model: str, in_trainer: Callable[..., Any]
+) -> None:
+    batch = models.random_batch(models.VOCAB, rows=16)
+    rewards = np.zeros(16)
+    rewards[:3] = (1.0, -1.0, 1.0)
+    three = replace(batch, rewards=rewards)
+    doubled = replace(batch, rewards=2 * batch.rewards)
+    found = in_trainer(jobs.probes, BASE | {"hf_checkpoint": model}, [batch, doubled, three])
+    (step,) = found["trained"]["steps"]
+    plain, twice, few = found["probes"]
+    assert plain["loss"] == pytest.approx(step["loss"], abs=1e-7)
+    assert plain["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-6)
+    assert np.linalg.norm(plain["gradient"]) == pytest.approx(step["grad_norm"], rel=1e-5)
+    np.testing.assert_allclose(twice["gradient"], 2 * plain["gradient"], rtol=1e-3, atol=1e-6)
+    assert twice["effective_samples"] == pytest.approx(plain["effective_samples"])
+    shares = batch.mask_sums[:3] / batch.denominators[:3]  # rows of one rollout share its weight
+    assert few["effective_samples"] == pytest.approx(shares.sum() ** 2 / (shares**2).sum())
