@@ -51,6 +51,12 @@ class EngineAnswerError(EngineError):
         return f"{self.url} answered {self.status}: {self.message}"
 
 
+def refused(error: BaseException) -> bool:
+    """Whether an engine refused the request itself, so that asking again would end the same."""
+    answered = isinstance(error, EngineAnswerError)
+    return answered and 400 <= error.status < 500 and error.status not in (408, 429)
+
+
 class EngineUnreachableError(EngineError):
     """No connection, or it broke before the answer: the engine may have ended."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
+from slime_core.rewards.aside import AsideLoop, TimeoutAside
 from slime_core.rewards.math_text import boxed_content
 from slime_core.rewards.registry import BOXED, REWARD_NAMES, Grader, grader_named
 from slime_core.rewards.remote import RemoteGrader, RemoteSettings
@@ -56,7 +57,11 @@ class RewardHub:
     """Grades samples; one a process, used from one event loop."""
 
     def __init__(
-        self, settings: RewardSettings, args: Any = None, pool: GraderPool | None = None
+        self,
+        settings: RewardSettings,
+        args: Any = None,
+        pool: GraderPool | None = None,
+        aside: AsideLoop | None = None,
     ) -> None:
         """Loads and checks what is configured, so that a wrong name fails at the start.
 
@@ -64,6 +69,7 @@ class RewardHub:
             settings: how to grade.
             args: handed to custom functions as their first argument.
             pool: worker processes; by default a pool of its own.
+            aside: where async functions run; by default a thread of its own.
 
         Raises:
             ConfigError: unknown grader, or a setting it needs is missing.
@@ -73,6 +79,7 @@ class RewardHub:
         self._args = args
         self._pool = pool or GraderPool(PoolSettings(workers=settings.reward_workers))
         self._owns_pool = pool is None
+        self._aside = aside or AsideLoop()
         self._plain_args: dict[str, Any] | None = None
         self._digests: dict[str, str] = {}
         self._told: set[str] = set()
@@ -92,6 +99,7 @@ class RewardHub:
         """Ends worker processes and connections."""
         if self._owns_pool:
             await self._pool.close()
+            await self._aside.close()
         await self._remote.close()
 
     def grader_digest(self, sample: Sample) -> str:
@@ -155,7 +163,7 @@ class RewardHub:
         For example `variant(rm_type="math", custom_rm_path=None)` for an evaluation dataset that
         names its own grader.
         """
-        return RewardHub(replace(self.settings, **changes), self._args, self._pool)
+        return RewardHub(replace(self.settings, **changes), self._args, self._pool, self._aside)
 
     def _args_for_workers(self) -> dict[str, Any]:
         """What of `args` another process can get: plain values; made once, so that calls batch."""
@@ -234,12 +242,13 @@ class RewardHub:
             value = answer.value if not answer.reason else self._failed(answer, path)
             return self._result(value, digest, path, evaluation)
         keywords = {"evaluation": evaluation} if accepts(function, "evaluation") else {}
-        value = await self._awaited(path, function(self._args, sample, **keywords))
+        value = await self._awaited(path, lambda: function(self._args, sample, **keywords))
         return self._result(value, digest, path, evaluation)
 
     async def _batched(self, path: str, samples: list[Sample]) -> list[ScoreResult]:
         digest = self.grader_digest(samples[0])
-        values = await self._awaited(path, load(path, self._names())(self._args, samples))
+        function = load(path, self._names())
+        values = await self._awaited(path, lambda: function(self._args, samples))
         if not isinstance(values, ScoreFailure):
             values = values.tolist() if hasattr(values, "tolist") else values
             if not isinstance(values, (list, tuple)) or len(values) != len(samples):
@@ -253,13 +262,12 @@ class RewardHub:
     async def _awaited(self, path: str, call: Any) -> Any:
         """A custom function's value under the deadline, or a ScoreFailure."""
         limit_s = self.settings.reward_timeout_s
-        clock = asyncio.timeout(limit_s)
         try:
-            async with clock:
-                return await call
+            return await self._aside.run(call, limit_s)
+        except TimeoutAside as error:
+            how = ", all that time without letting its thread go" if error.blocked else ""
+            return ScoreFailure("timeout", f"{path} took more than {limit_s:g} s{how}", "")
         except Exception as error:
-            if isinstance(error, TimeoutError) and clock.expired():
-                return ScoreFailure("timeout", f"{path} took more than {limit_s:g} s", "")
             message = f"{type(error).__name__}: {error}"
             trace = "".join(traceback.format_tb(error.__traceback__))
             return self._failed(Answer(None, "exception", message, trace), path)

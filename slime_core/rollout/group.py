@@ -49,6 +49,8 @@ class GroupMaker:
             SlimeError: what may be tried again, or must end the run; see SegmentLoop.
         """
         rows = await self.answer(runtime, samples, segment, self._generate)
+        if runtime.cut and runtime.stopping():
+            return Outcome([], [], ABORTED)  # its function took a cut-off answer for a whole one
         if any(row.status in OPEN_STATES for row in rows):
             if not runtime.stopping():
                 raise PluginError("a generate function left samples aborted that nobody stopped")

@@ -18,6 +18,7 @@ from slime_core.errors import EngineError, PluginError
 from slime_core.rewards.hub import RewardHub
 from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import SERVER_ERROR, Sampling
+from slime_core.rollout.going_on import can_continue, continued, joined, was_aborted
 from slime_core.sample import Sample
 from slime_core.waits import Deadline, within
 
@@ -37,6 +38,7 @@ class Runtime:
         stopping: once it says so nothing may be generated any more.
         versions: weight versions that answered so far.
         notes: what helpers keep during the rollout.
+        cut: an answer was cut off, so nothing of this rollout is finished.
         home: the loop that engines and graders are reached from, None for whichever runs.
     """
 
@@ -50,6 +52,7 @@ class Runtime:
     stopping: Callable[[], bool] = lambda: False
     versions: list[str] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
+    cut: bool = False
     home: asyncio.AbstractEventLoop | None = None
 
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
@@ -61,6 +64,8 @@ class Runtime:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Makes this the `current()` one, also of tasks started inside."""
+        if self.home is None:
+            self.home = asyncio.get_running_loop()
         token = _CURRENT.set(self)
         try:
             yield
@@ -92,11 +97,13 @@ class Runtime:
 
     async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         deadline = Deadline("a request of a generate function", self.sampling.timeout_s)
+        before: dict[str, Any] | None = None
         while not self.stopping():
             deadline.check()
             async with self.gate.engine(1, deadline.remaining_s) as client:
                 try:
-                    call = client.generate_raw(body)
+                    asked = body if before is None else continued(body, before)
+                    call = client.generate_raw(asked)
                     answer = await within(deadline.name, deadline.remaining_s, call)
                 except (EngineUnreachableError, EngineAnswerError) as error:
                     if isinstance(error, EngineAnswerError) and error.status < SERVER_ERROR:
@@ -108,8 +115,13 @@ class Runtime:
             version = answer.get("meta_info", {}).get("weight_version")
             if version is not None:
                 self.versions.append(str(version))
-            return answer
-        return {"text": "", "output_ids": [], "meta_info": dict(ABORTED_META)}
+            answer = answer if before is None else joined(before, answer)
+            if not was_aborted(answer) or not can_continue(body, answer):
+                self.cut = self.cut or was_aborted(answer)
+                return answer
+            before = answer
+        self.cut = True
+        return before or {"text": "", "output_ids": [], "meta_info": dict(ABORTED_META)}
 
 
 _CURRENT: ContextVar[Runtime] = ContextVar("slime_rollout")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from slime_core.engines.client import refused
 from slime_core.errors import (
     ConfigError,
     DataError,
@@ -27,6 +28,8 @@ from slime_core.store.parts import ABORTED, DROPPED, FAILED, KEPT, GroupRows
 from slime_core.store.seal import Segment
 
 log = logging.getLogger(__name__)
+CUT_GRACE_S = 10.0
+"""How long a segment that has what it needs waits for functions that were cut off."""
 FURTHER_DRAWS_PER_GROUP = 4
 FURTHER_DRAWS_WITH_FILTER = 32
 GROUP_ERRORS = (DataError, EngineError, RewardError, DeadlineError, PluginError, ConfigError)
@@ -123,7 +126,11 @@ class SegmentLoop:
             if self._plan.partial and state.tasks:
                 state.stopping = True
                 await self._work.abort()
-                await asyncio.gather(*state.tasks)
+                done, late = await asyncio.wait(state.tasks, timeout=CUT_GRACE_S)
+                for task in done:
+                    task.result()
+                if late:
+                    log.info("%d groups that go on outside of engines begin again", len(late))
         finally:
             left = [task for task in state.tasks if not task.done()]
             for task in left:
@@ -178,7 +185,7 @@ class SegmentLoop:
         reason = type(error).__name__
         self._reasons[f"{reason}: {error}"] += 1
         log.warning("group %d, attempt %d: %s", rows.group_id, rows.attempt, error)
-        last = rows.attempt + 1 >= self._plan.max_attempts
+        last = rows.attempt + 1 >= self._plan.max_attempts or refused(error)
         verdict = DROPPED if last else FAILED
         if unstorable(rows.samples):  # a plug-in spoiled them
             rows = replace(rows, samples=[begin_sample(one, rows.attempt) for one in draw.samples])

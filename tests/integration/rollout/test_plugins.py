@@ -292,3 +292,32 @@ def test_an_evaluation_dataset_has_its_own_function_and_grader(tmp_path, url):
     metrics = asyncio.run(body())
     assert (metrics["reward"], metrics["samples"], metrics["reward/acc"]) == (1.0, 3.0, 1.0)
     assert metrics["reward/length"] > 4
+
+
+CARELESS = """
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+async def generate(args, sample, sampling_params):
+    '''Takes whatever comes for a whole answer, also one that was cut off.'''
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    if sample.group_index >= 4:
+        sampling_params = {**sampling_params, "max_new_tokens": 240, "ignore_eos": True}
+    output = await post(url, {"input_ids": sample.tokens, "sampling_params": sampling_params,
+                              "return_logprob": True})
+    pairs = output["meta_info"]["output_token_logprobs"]
+    sample.append_response_tokens(tokens=[p[1] for p in pairs], log_probs=[p[0] for p in pairs])
+    sample.response, sample.status = output["text"], Sample.Status.COMPLETED
+    return sample
+"""
+
+
+def test_answers_that_a_partial_rollout_cut_off_are_no_answers(tmp_path, url):
+    _, seal = played(
+        tmp_path, url, CARELESS, custom_generate_function_path="PLUGIN", partial_rollout=True,
+        over_sampling_batch_size=8, rollout_max_response_len=240,
+    )  # fmt: skip
+    ended = {g.entry.group_id: g.entry.verdict for g in seal.groups}
+    assert [g for g, v in ended.items() if v == "kept"] == [0, 1, 2, 3]
+    assert [g for g, _ in seal.returned] == [4, 5, 6, 7], "they begin again"
+    assert not [v for g, v in ended.items() if g >= 4 and v != "aborted"]

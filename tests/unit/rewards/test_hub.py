@@ -1,5 +1,6 @@
 import asyncio
 import json
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -362,3 +363,55 @@ def test_where_a_function_raises_is_logged_once_however_often_it_does(plugin, ca
     (record,) = [one for one in caplog.records if one.name == "slime_core.rewards.hub"]
     assert record.getMessage().startswith(f"{path} raised KeyError: ")
     assert "rm.py" in record.getMessage() and "in helper" in record.getMessage()
+
+
+BLOCKING = """
+import asyncio, time
+async def sleeps(args, sample):
+    time.sleep(0.6)
+    return 1.0
+async def hangs(args, sample):
+    if sample.prompt == "hang":
+        time.sleep(3.0)
+    return 1.0
+async def own_timeout(args, sample):
+    raise TimeoutError("the server said so")
+"""
+
+
+def test_an_async_reward_that_blocks_holds_up_nobody_else(plugin):
+    """Requests to the engine, acknowledgements and the gate live on the loop that asks."""
+
+    async def body():
+        hub = RewardHub(RewardSettings(custom_rm_path=plugin(BLOCKING) + ":sleeps"))
+        grading = asyncio.ensure_future(hub.score(Sample()))
+        longest, before = 0.0, time.monotonic()
+        while not grading.done():
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            longest, before = max(longest, now - before), now
+        await hub.close()
+        return grading.result(), longest
+
+    result, longest = asyncio.run(body())
+    assert isinstance(result, Score) and result.value == 1.0
+    assert longest < 0.4
+
+
+def test_one_that_never_lets_go_costs_its_sample_and_the_next_is_graded(plugin):
+    async def body():
+        settings = RewardSettings(custom_rm_path=plugin(BLOCKING) + ":hangs", reward_timeout_s=0.3)
+        hub = RewardHub(settings)
+        first = await hub.score(Sample(prompt="hang"))
+        second = await hub.score(Sample(prompt="go"))
+        await hub.close()
+        return first, second
+
+    first, second = asyncio.run(body())
+    assert (first.reason, second.value) == ("timeout", 1.0)
+    assert "without letting its thread go" in first.message
+
+
+def test_a_functions_own_time_out_is_no_deadline_of_ours(plugin):
+    result = score(Sample(), custom_rm_path=plugin(BLOCKING) + ":own_timeout")
+    assert result.reason == "exception" and "the server said so" in result.message

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slime_core.engines.client import EngineAnswerError
 from slime_core.errors import EngineError, RewardError, StoreError
 from slime_core.rollout.outcome import Outcome, dropped
 from slime_core.rollout.part_writer import PartTarget, PartWriter
@@ -340,3 +341,16 @@ def test_what_goes_on_keeps_its_attempt_and_a_failure_begins_it_anew(backend):
     assert [
         (e.attempt, e.reason) for g in segment.groups if (e := g.entry).verdict == "failed"
     ] == [(2, "RewardError")]
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(400, 1), (413, 1), (429, 3), (408, 3)])
+def test_what_an_engine_refuses_is_not_asked_again(tmp_path, status, attempts):
+    def finish(samples: list[Sample]) -> None:
+        if samples[0].group_index == 1:
+            raise EngineAnswerError("http://engine/generate", status, "the prompt is too long")
+
+    rollout = Rollout(open_backend(str(tmp_path)), finish)
+    segment = rollout.run()
+    entry = segment.finished[1].entry
+    assert (entry.verdict, entry.attempt) == ("dropped", attempts - 1)
+    assert [rollout.begun[1, i] for i in range(3)] == [1] * attempts + [0] * (3 - attempts)
