@@ -11,8 +11,10 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
+import orjson
 import pyarrow as pa
 
 from slime_core.errors import DataError, DigestError, LostRaceError, MissingError
@@ -137,7 +139,11 @@ def write_part(
 
 
 class PartFile:
-    """A verified part, open for reading. Its columns are views of `data`, the mapped file."""
+    """A verified part, open for reading. Its columns are views of `data`, the mapped file.
+
+    Attributes:
+        digests: (group id, attempt) -> digest of the rows.
+    """
 
     def __init__(self, name: layout.PartName | layout.CompactName, data: pa.Buffer) -> None:
         found = checksum(data)
@@ -146,7 +152,7 @@ class PartFile:
         try:
             self._reader = pa.ipc.open_file(pa.BufferReader(data))
             about = read_about(self._reader.schema)
-            groups = tuple(GroupEntry(**group) for group in about["groups"])
+            self.digests = {(g["group_id"], g["attempt"]): g["digest"] for g in about["groups"]}
         except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
             raise DigestError(f"{name.key} is no part of this program: {error}") from error
         if about["version"] > SCHEMA_VERSION:
@@ -154,9 +160,22 @@ class PartFile:
                 f"{name.key} has schema {about['version']}, this program reads {SCHEMA_VERSION}: "
                 "update slime-flow"
             )
-        self.part = Part(name, len(data), groups)
         self.data = data
-        self._batches = {(group.group_id, group.attempt): group for group in groups}
+        self._name = name
+        self._groups = about["groups"]
+
+    @cached_property
+    def part(self) -> Part:
+        """What is in it."""
+        try:
+            groups = tuple(GroupEntry(**group) for group in self._groups)
+        except TypeError as error:
+            raise DigestError(f"{self._name.key} is no part of this program: {error}") from error
+        return Part(self._name, len(self.data), groups)
+
+    @cached_property
+    def _batches(self) -> dict[tuple[int, int], GroupEntry]:
+        return {(group.group_id, group.attempt): group for group in self.part.groups}
 
     def find(self, group_id: int, attempt: int) -> GroupEntry | None:
         """What the part says about one attempt at a group, None where it holds none."""
@@ -165,6 +184,17 @@ class PartFile:
     def rows(self, batch: int) -> SampleBatch:
         """The rows of one group."""
         return SampleBatch(self._reader.get_batch(batch))
+
+    def columns(self, names: Sequence[str]) -> list[SampleBatch]:
+        """Only these columns of each group, in the order of their record batches.
+
+        Several times as fast as `rows` for all of them: Arrow's reader of files looks at every
+        column of a record batch, its reader of streams only at those that are asked for.
+        """
+        fields = sorted(self._reader.schema.get_field_index(name) for name in names)
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        data = pa.BufferReader(self.data.slice(_MAGIC_BYTES))
+        return [SampleBatch(batch) for batch in pa.ipc.open_stream(data, options=options)]
 
     def all_rows(self) -> SampleBatch:
         """The rows of all groups."""
@@ -258,7 +288,7 @@ def read_about(schema: pa.Schema) -> dict[str, Any]:
     text = (schema.metadata or {}).get(METADATA_KEY)
     if text is None:
         raise ValueError("it does not say what it is")
-    return json.loads(text)
+    return orjson.loads(text)
 
 
 def _encode_groups(groups: Sequence[GroupRows], segment: int) -> tuple[pa.RecordBatch, list[int]]:

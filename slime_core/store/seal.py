@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime_core.errors import DigestError, MissingError, StoreError
 from slime_core.refs import Ref
@@ -208,6 +208,29 @@ def read_seal(backend: Backend, segment: int) -> Seal | None:
         return _seal(read_document(backend, layout.seal(segment)))
     except MissingError:
         return None
+
+
+class ListedGroup(NamedTuple):
+    """What checks need of a sealed group."""
+
+    group_id: int
+    attempt: int
+    digest: str
+    part: str
+
+
+def read_listed(backend: Backend, segment: int) -> tuple[str, list[ListedGroup]]:
+    """The digest of a seal and its groups, for who goes through all seals of a run.
+
+    Raises:
+        MissingError: the segment is not sealed.
+        DigestError: the seal is damaged.
+    """
+    document = read_document(backend, layout.seal(segment))
+    parts = document.by["parts"]
+    both = zip(document.body["groups"], document.by["index"], strict=True)
+    groups = [ListedGroup(row[0], row[1], row[-1], parts[at[0]][0]) for row, at in both]
+    return document.digest, groups
 
 
 def list_seals(backend: Backend) -> list[int]:

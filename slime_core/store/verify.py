@@ -16,7 +16,7 @@ from slime_core.store.documents import read_document
 from slime_core.store.draws import list_draws, read_draws
 from slime_core.store.ledger import read_ledger, unbroken_chain
 from slime_core.store.parts import open_part
-from slime_core.store.seal import Seal, StoredGroup, read_seal
+from slime_core.store.seal import ListedGroup, read_listed
 
 
 def verify_run(
@@ -65,7 +65,7 @@ class _Verification:
         self._parts: dict[str, dict[tuple[int, int], str]] = {}
         self._compact: dict[int, str] = {}
         self._dropped: set[int] = set()
-        self._seals: dict[int, Seal] = {}
+        self._seals: dict[int, tuple[str, list[ListedGroup]]] = {}
         self._batches: dict[int, Batch] = {}
 
     @contextmanager
@@ -88,8 +88,7 @@ class _Verification:
             read_document(backend, key)
             self._dropped.add(dropped)
         elif segment is not None:
-            if (seal := read_seal(backend, segment)) is not None:
-                self._seals[segment] = seal
+            self._seals[segment] = read_listed(backend, segment)
         elif iteration is not None and iteration[1] == "batch":
             if (batch := read_batch(backend, iteration[0])) is not None:
                 self._batches[iteration[0]] = batch
@@ -100,8 +99,8 @@ class _Verification:
 
     def references(self) -> None:
         """Follows batches to seals and seals to parts."""
-        for segment, seal in self._seals.items():
-            for group in seal.groups if segment not in self._dropped else ():
+        for segment, (_, groups) in self._seals.items():
+            for group in groups if segment not in self._dropped else ():
                 self._group(segment, group)
         for batch in self._batches.values():
             self._batch(batch)
@@ -113,21 +112,19 @@ class _Verification:
             start = "" if first is None else first.parent
         unbroken_chain(self._cache.backend, start)
 
-    def _group(self, segment: int, group: StoredGroup) -> None:
+    def _group(self, segment: int, group: ListedGroup) -> None:
         """A group lies in its part, or in the file that its segment was compacted to."""
-        held = self._parts.get(group.at.key) or self._parts.get(self._compact.get(segment, ""))
+        held = self._parts.get(group.part) or self._parts.get(self._compact.get(segment, ""))
         if held is None:
-            self.problems.append(f"{group.at.key} is gone or damaged, but a seal needs it")
-        elif held.get((group.entry.group_id, group.entry.attempt)) != group.entry.digest:
-            self.problems.append(
-                f"{group.at.key} holds other rows for group {group.entry.group_id}"
-            )
+            self.problems.append(f"{group.part} is gone or damaged, but a seal needs it")
+        elif held.get((group.group_id, group.attempt)) != group.digest:
+            self.problems.append(f"{group.part} holds other rows for group {group.group_id}")
 
     def _part(self, key: str) -> None:
         file = open_part(self._cache, key)
         if (compact := layout.parse_compact(key)) is not None:
             self._compact[compact.segment] = key
-        self._parts[key] = {(g.group_id, g.attempt): g.digest for g in file.part.groups}
+        self._parts[key] = file.digests
         for group in file.part.groups if self._rows else ():
             if rows_digest(file.rows(group.batch).rows) != group.digest:
                 raise DigestError(f"{key} does not hold the rows of group {group.group_id}")
@@ -135,13 +132,13 @@ class _Verification:
     def _batch(self, batch: Batch) -> None:
         name = layout.batch(batch.content.iteration)
         for segment, digest in batch.content.seals.items():
-            if segment not in self._seals or self._seals[segment].digest != digest:
+            if segment not in self._seals or self._seals[segment][0] != digest:
                 self.problems.append(f"{name} names a seal of segment {segment} that is not there")
         sealed = {
-            (segment, g.entry.group_id, g.entry.attempt): g.entry.digest
+            (segment, group.group_id, group.attempt): group.digest
             for segment in batch.content.seals
             if segment in self._seals
-            for g in self._seals[segment].groups
+            for group in self._seals[segment][1]
         }
         for group in batch.content.groups:
             if sealed.get((group.segment, group.group_id, group.attempt)) != group.digest:
