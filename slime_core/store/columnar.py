@@ -76,11 +76,11 @@ class SampleBatch:
         array = self._array(name)
         if not pa.types.is_large_list(array.type):
             raise DataError(f"{name} is no column of lists but of {array.type}")
-        offsets = array.offsets.to_numpy()
-        values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy()
-        if offsets[0]:
-            offsets = offsets - offsets[0]
-        return Ragged(values, offsets, self.valid(name))
+        offsets, values = array.offsets.to_numpy(), array.values.to_numpy()
+        first, end = offsets[0], offsets[-1]
+        if first or end != len(values):
+            values, offsets = values[first:end], offsets - first
+        return Ragged(values, offsets, _valid(array))
 
     def numbers(self, name: str) -> np.ndarray:
         """A column of numbers or booleans. [rows]
@@ -99,10 +99,7 @@ class SampleBatch:
 
     def valid(self, name: str) -> np.ndarray:
         """bool [rows]: where a column is not null."""
-        array = self._array(name)
-        if not array.null_count:
-            return np.ones(len(array), dtype=bool)
-        return array.is_valid().to_numpy(zero_copy_only=False)
+        return _valid(self._array(name))
 
     def _array(self, name: str) -> pa.Array:
         if name not in self.rows.schema.names:
@@ -111,3 +108,10 @@ class SampleBatch:
         if not isinstance(column, pa.ChunkedArray):
             return column
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _valid(array: pa.Array) -> np.ndarray:
+    """bool [rows]"""
+    if not array.null_count:
+        return np.ones(len(array), dtype=bool)
+    return array.is_valid().to_numpy(zero_copy_only=False)

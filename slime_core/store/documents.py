@@ -110,8 +110,8 @@ def read_document(backend: Backend, key: str) -> Document:
 def _parsed(data: bytes) -> tuple[Any, str]:
     """The JSON of a document, and the digest of its body as it stands there (floats are text).
 
-    The fast parser is believed where the digest proves that it read everything exactly: it knows
-    neither integers beyond 64 bits, which it makes floats, nor half a surrogate pair.
+    The fast parser is believed where the digest proves that it read everything exactly: it makes
+    floats of integers beyond 64 bits.
     """
     try:
         text = orjson.loads(data)

@@ -72,3 +72,11 @@ def test_truncated_and_missing_documents():
         read_document(backend, "d.json")
     with pytest.raises(MissingError):
         read_document(backend, "none.json")
+
+
+def test_what_the_fast_parser_cannot_read_exactly_is_read_all_the_same():
+    body = {"big": 2**70, "control": "\x1b\x7f\u2028", "b": 1, "ä": 2, "Z": [1, "f:x", 0.5]}
+    backend = MemoryBackend()
+    for number, (name, value) in enumerate(body.items()):
+        put_document(backend, f"{number}.json", {name: value, "a": None})
+        assert read_document(backend, f"{number}.json").body == {name: value, "a": None}

@@ -158,3 +158,17 @@ def test_a_store_without_a_cache_directory_is_read_directly():
     backend = MemoryBackend()
     part = write_groups(backend, 0, [group_rows(1)])
     assert open_part(NodeCache(backend), part.key).part == part
+
+
+def test_single_columns_of_a_part_are_those_of_its_rows(backend):
+    groups = [group_rows(3), group_rows(1)]
+    file = open_part(NodeCache(backend), write_groups(backend, 0, groups).key)
+    read = file.columns(["reward", "tokens"])
+    assert len(read) == 2 and read[0].rows.schema.names == ["tokens", "reward"]
+    for number, few in enumerate(read):
+        whole = file.rows(number)
+        assert few.tokens.values.tolist() == whole.tokens.values.tolist()
+        assert few.tokens.offsets.tolist() == whole.tokens.offsets.tolist()
+        assert few.numbers("reward").tolist() == whole.numbers("reward").tolist()
+    mapped = file.columns(["tokens"])[0].tokens.values
+    assert not mapped.flags.owndata and not mapped.flags.writeable, "a view of the file"
