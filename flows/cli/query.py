@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
-from flows.cli.stored import open_run, parser, show
+from flows.cli.stored import open_root, open_run, parser, root_url, show
 from slime_core.config.flags import FlagParser, parse
+from slime_core.run.overview import runs_table
 from slime_core.store.query import TABLES, query, rows_of, write_table
 
 SHOWN_ROWS = 200
@@ -16,7 +18,10 @@ def main(arguments: list[str]) -> int:
     """Prints the answer, or writes it to a file."""
     options = parse(_parser(), arguments)
     _, cache = open_run(options)
-    answer = query(cache, options.sql)
+    more = {}
+    if re.search(r"\bruns\b", options.sql, re.IGNORECASE):  # it looks at every run of the store
+        more["runs"] = runs_table(open_root(options), root_url(options))
+    answer = query(cache, options.sql, more)
     if options.to is not None:
         write_table(answer, options.to)
         print(f"{answer.num_rows} rows in {options.to}")

@@ -132,6 +132,10 @@ class TrainGroup(Group):
     """Iterations between checkpoints, besides those that max_replay_s asks for."""
     max_replay_s: Operational[float] = Field(default=300.0, gt=0)
     """Training seconds that a resume may have to repeat before a checkpoint is written."""
+    save_best_metric: Operational[str | None] = None
+    """Also keep the checkpoint that is the best by this metric, such as eval/greedy."""
+    save_best_lowest: Operational[bool] = False
+    """The lowest value of save_best_metric is the best one."""
     async_save: Operational[bool] = False
     """Write a checkpoint's files while training goes on; the state is copied in memory first."""
     save_hf: Operational[str | None] = None

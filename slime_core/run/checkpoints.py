@@ -14,6 +14,7 @@ from pathlib import Path
 from slime_core.config.fields import identity_digest, numeric_digest
 from slime_core.errors import SlimeError
 from slime_core.run import faults
+from slime_core.run.best import best_checkpoint
 from slime_core.run.context import RunContext
 from slime_core.store.cache import NodeCache
 from slime_core.store.checkpoints import (
@@ -72,7 +73,8 @@ def _is_due_by_number(ctx: RunContext, k: int) -> bool:
 
 
 async def save_if_due(ctx: RunContext, k: int) -> None:
-    """Writes a checkpoint of the state after iteration k, then removes all but the newest two.
+    """Writes a checkpoint of the state after iteration k, then removes all but the newest two and
+    the best one.
 
     Raises:
         TrainerError: this save, or one that was written beside training, has failed.
@@ -147,7 +149,10 @@ async def _commit(ctx: RunContext, saved: Saved) -> None:
         by={"run_id": ctx.run_id},
     )
     ctx.state.trained_s = max(0.0, ctx.state.trained_s - saved.trained_s)
-    await asyncio.to_thread(remove_old, ctx.cache, KEPT_CHECKPOINTS)
+    train = ctx.config.train
+    await asyncio.to_thread(
+        remove_old, ctx.cache, KEPT_CHECKPOINTS, train.save_best_metric, train.save_best_lowest
+    )
 
 
 async def _export(ctx: RunContext, k: int) -> None:
@@ -162,12 +167,24 @@ async def _export(ctx: RunContext, k: int) -> None:
     log.info("iteration %d: weights %s are in %s", k, ctx.state.version, folder)
 
 
-def remove_old(cache: NodeCache, kept: int) -> None:
+def remove_old(
+    cache: NodeCache, kept: int, metric: str | None = None, lowest: bool = False
+) -> None:
     """Removes all final checkpoints but the newest `kept`, and files that no manifest makes final.
 
     Call it after a manifest was written: then no checkpoint is in the making.
+
+    Args:
+        metric: keep the one that is the best by it, too.
+        lowest: see best_checkpoint.
     """
-    final = {c.key.split("/")[1] for c in list_checkpoints(cache.backend)[:kept]}
+    checkpoints = list_checkpoints(cache.backend)
+    final = {checkpoint.key.split("/")[1] for checkpoint in checkpoints[:kept]}
+    if metric is not None:
+        best = best_checkpoint(cache.backend, checkpoints, metric, lowest=lowest)
+        if best is not None:
+            log.info("the best checkpoint by %s, %.6g, is %s", metric, best[1], best[0].key)
+            final.add(best[0].key.split("/")[1])
     for name in sorted(checkpoint_names(cache) - final):
         remove_checkpoint(cache, name)
         log.info("removed the old checkpoint %s", name)

@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from slime_core.errors import ConfigError, SlimeError
 from slime_core.near import nearest
 from slime_core.run.epoch import newest_epoch, owner_of
@@ -55,6 +57,27 @@ def overview(root: Backend, url: str) -> list[RunOverview]:
         url: of the root.
     """
     return [_look(root, url, run.body, time.time()) for run in list_runs(root)]
+
+
+RUNS = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("state", pa.string()),
+        ("iterations", pa.int64()),
+        ("planned", pa.int64()),
+        ("reward", pa.float64()),
+        ("age_s", pa.float64()),
+        ("url", pa.string()),
+        ("note", pa.string()),
+    ]
+)
+
+
+def runs_table(root: Backend, url: str) -> pa.Table:
+    """The table `runs` of queries: what `overview` says, with `url` for `where`, which SQL needs
+    for itself."""
+    rows = [one.to_dict() for one in overview(root, url)]
+    return pa.Table.from_pylist([{**row, "url": row["where"]} for row in rows], schema=RUNS)
 
 
 def state_of(root: Backend, url: str, run_id: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ TABLES = {
     "tokens": "one row a response token (name it once in a query: it is read as a stream)",
     "evals": "one row a metric of an evaluation",
     "scores": "one row a sample that was graded again",
+    "runs": "one row a run of the store, as `slime runs` shows them",
 }
 EVALS = pa.schema(
     [
@@ -43,12 +44,13 @@ _VIEWS = (
 )
 
 
-def query(cache: NodeCache, sql: str) -> pa.Table:
+def query(cache: NodeCache, sql: str, more: Mapping[str, pa.Table] | None = None) -> pa.Table:
     """The answer to a query over the sealed segments and ledgers of a run.
 
     Args:
         cache: the run. With a local folder, flat tables are kept there for the next query.
         sql: one statement on TABLES. It sees neither files nor the network.
+        more: tables that the run itself does not hold, such as `runs`.
 
     Raises:
         ConfigError: DuckDB is not installed, or the statement is wrong; says where.
@@ -59,7 +61,7 @@ def query(cache: NodeCache, sql: str) -> pa.Table:
         raise ConfigError("queries need the extra: pip install 'slime-flow[query]'") from error
     index = TableIndex(cache)
     with duckdb.connect(config={"enable_external_access": "false"}) as connection:
-        for name, table in _registered(cache, index).items():
+        for name, table in {**_registered(cache, index), **(more or {})}.items():
             connection.register(name, table)
         for view in _VIEWS:
             connection.execute(view)

@@ -117,6 +117,8 @@ def test_query_prints_or_writes_the_answer(workspace, capsys):
     assert main([*asked, "SELECT 1 AS one", "--to", str(target)]) == 0
     assert capsys.readouterr().out == f"1 rows in {target}\n"
     assert json.loads(target.read_text()) == {"one": 1}
+    assert main([*asked, "SELECT run_id, iterations FROM Runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run_id": "sorting", "iterations": 2}
     assert main([*asked, "SELECT one FROM samples"]) == 2
     assert "cannot be answered" in capsys.readouterr().err
 

@@ -10,10 +10,12 @@ import pytest
 
 from slime_core.config.loading import load_config
 from slime_core.errors import ConfigError, TrainerError
+from slime_core.run.best import best_checkpoint
 from slime_core.run.checkpoints import is_due, remove_old, save_if_due, settle
 from slime_core.run.context import RunContext
 from slime_core.stages.train import train
 from slime_core.store.checkpoints import fetch_checkpoint, list_checkpoints
+from slime_core.store.documents import put_document
 from tests.unit.config.trees import SMALL
 from tests.unit.stages.standins import Lab, packed
 
@@ -58,6 +60,39 @@ def test_the_newest_two_stay_and_each_can_be_loaded(tmp_path):
         assert checkpoint.weight_version == f"l0-{checkpoint.iteration + 1}"
         assert checkpoint.about.keys() >= {"numeric_digest", "identity_digest", "segment"}
     assert list_checkpoints(ctx.backend)[0].state == ctx.state.digest
+
+
+def evaluated(ctx: RunContext, version: int, reward: float) -> None:
+    body = {"dataset": "held", "version": f"l0-{version}", "iteration": version}
+    put_document(
+        ctx.backend, f"evals/l0-{version}/held.json", body | {"metrics": {"reward": reward}}
+    )
+
+
+@pytest.mark.parametrize(("lowest", "best"), [(False, 1), (True, 2)])
+def test_the_best_by_a_metric_stays_beside_the_newest_two(tmp_path, lowest, best):
+    ctx = ready(
+        tmp_path, save_interval=1, num_rollout=7, save_best_metric="eval/held",
+        save_best_lowest=lowest,
+    )  # fmt: skip
+    rewards = [0.5, 0.9, 0.2, 0.6, float("nan"), 0.7]
+    for k, reward in enumerate(rewards):
+        train_all(ctx, range(k, k + 1))
+        evaluated(ctx, k + 1, reward)
+    train_all(ctx, range(6, 7))
+    assert kept(ctx) == [6, 5, best]
+    found = best_checkpoint(ctx.backend, list_checkpoints(ctx.backend), "eval/held", lowest=lowest)
+    assert found is not None and (found[0].iteration, found[1]) == (best, rewards[best])
+
+
+def test_a_checkpoint_is_judged_by_numbers_of_its_last_iteration_too(tmp_path):
+    ctx = ready(tmp_path, save_interval=1)
+    train_all(ctx, range(2))
+    newest = list_checkpoints(ctx.backend)
+    found = best_checkpoint(ctx.backend, newest, "train/loss")
+    assert found is not None and (found[0].iteration, found[1]) == (1, 0.5), "the newest of equals"
+    assert best_checkpoint(ctx.backend, newest, "eval/held") is None
+    assert best_checkpoint(ctx.backend, newest, "no/such") is None
 
 
 def test_saving_starts_the_clock_anew_and_the_same_state_is_saved_once(tmp_path):
