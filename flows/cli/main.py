@@ -11,6 +11,7 @@ from slime_core import __version__
 COMMANDS = {
     "train": "train a model, or take up an unfinished run",
     "check": "look at everything a run needs and show its plan, without starting it",
+    "contract": "try a reward, generate or other function of your own on realistic data",
     "up": "start Prefect's server, a worker and MLflow's page in the background",
     "down": "end what `slime up` started",
     "status": "the services of a workspace, and its runs that are alive",

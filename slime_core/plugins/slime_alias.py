@@ -19,6 +19,7 @@ _TYPES = {
     "Status": "slime_core.sample:Status",
     "RolloutBatch": f"{_NAMES}:RolloutBatch",
 }
+_HELPERS = "slime_core.plugins.slime_helpers"
 _FILTERS = "slime_core.rollout.filters"
 _SOURCES = "slime_core.data.source_classes"
 ALIASES: dict[str, dict[str, str]] = {
@@ -39,10 +40,21 @@ ALIASES: dict[str, dict[str, str]] = {
     "slime.utils.misc": {
         "load_function": "slime_core.plugins.load:load",
         "SingletonMeta": f"{_NAMES}:SingletonMeta",
+        "group_by": f"{_HELPERS}:group_by",
     },
     "slime.utils.async_utils": {"run": f"{_NAMES}:run"},
     "slime.utils.mask_utils": {
-        "MultiTurnLossMaskGenerator": "slime_core.data.loss_masks:MultiTurnLossMaskGenerator"
+        "MultiTurnLossMaskGenerator": "slime_core.data.loss_masks:MultiTurnLossMaskGenerator",
+        "get_response_lengths": f"{_HELPERS}:get_response_lengths",
+    },
+    "slime.utils.arguments": {"parse_args": f"{_HELPERS}:parse_args"},
+    "slime.utils.metric_utils": {
+        "dict_add_prefix": f"{_HELPERS}:dict_add_prefix",
+        "compute_statistics": f"{_HELPERS}:compute_statistics",
+    },
+    "slime.utils.processing_utils": {
+        "encode_image_for_rollout_engine": f"{_HELPERS}:encode_image_for_rollout_engine",
+        "load_tokenizer": f"{_HELPERS}:load_tokenizer",
     },
     "slime.rollout": {},
     "slime.rollout.data_source": {
@@ -85,11 +97,17 @@ ALIASES: dict[str, dict[str, str]] = {
     "slime.rollout.rm_hub.math_utils": {
         "extract_answer": f"{_MATH}:extract_answer",
         "grade_answer_verl": f"{_MATH}:grade_answer_verl",
+        "extract_boxed_answer": f"{_MATH}:extract_answer",
+        "grade_answer_sympy": f"{_MATH}:grade_answer_sympy",
+        "grade_answer_mathd": f"{_MATH}:grade_answer_sympy",
     },
+    "slime.rollout.rm_hub.gpqa": {"compute_gpqa_reward": f"{_MATH}:compute_gpqa_reward"},
+    "slime.rollout.rm_hub.ifbench": {"compute_ifbench_reward": f"{_MATH}:compute_ifbench_reward"},
     "slime.rollout.rm_hub.f1": {"f1_score": "slime_core.rewards.qa:f1_score"},
     "slime.rollout.filter_hub": {},
     "slime.rollout.filter_hub.base_types": {
-        "DynamicFilterOutput": f"{_FILTERS}:DynamicFilterOutput"
+        "DynamicFilterOutput": f"{_FILTERS}:DynamicFilterOutput",
+        "call_dynamic_filter": f"{_HELPERS}:call_dynamic_filter",
     },
     "slime.rollout.filter_hub.dynamic_sampling_filters": {
         "DynamicFilterOutput": f"{_FILTERS}:DynamicFilterOutput",

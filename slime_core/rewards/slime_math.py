@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_core.rewards.choices import grade_gpqa
 from slime_core.rewards.dapo import dapo_score
-from slime_core.rewards.math_grade import grade_deepscaler, grade_math
+from slime_core.rewards.ifeval import grade_ifeval
+from slime_core.rewards.math_grade import answers_equal, grade_deepscaler, grade_math
 from slime_core.rewards.math_text import boxed_content
 
 
@@ -29,3 +31,20 @@ def grade_answer_verl(solution_str: str, ground_truth: Any) -> bool:
 def extract_answer(passage: str) -> str | None:
     """What stands in the last box."""
     return boxed_content(passage)
+
+
+def grade_answer_sympy(given_answer: str, ground_truth: Any) -> bool:
+    """Whether an answer equals the truth as mathematics."""
+    return answers_equal(str(given_answer), str(ground_truth))
+
+
+def compute_gpqa_reward(response: str, label: Any, metadata: dict[str, Any] | None = None) -> float:
+    """1.0 for the right letter, else 0.0."""
+    return grade_gpqa(response, str(label), metadata or {})
+
+
+def compute_ifbench_reward(
+    response: str, label: Any, metadata: dict[str, Any] | None = None
+) -> float:
+    """1.0 where every instruction of the metadata is followed."""
+    return grade_ifeval(response, None if label is None else str(label), metadata or {})

@@ -52,7 +52,8 @@ class SingletonMeta(type):
 
 
 class GenerateState:
-    """What slime's generate functions ask for: tokenizer, sampling parameters and a semaphore."""
+    """What slime's generate functions ask for: tokenizer, sampling parameters and a semaphore; and
+    what its rollout loops keep."""
 
     def __init__(self, args: Any = None) -> None:
         runtime = current()
@@ -62,11 +63,32 @@ class GenerateState:
         self.semaphore = asyncio.Semaphore(CONCURRENT_REQUESTS)
         limit = runtime.sampling.max_response_tokens
         self.sampling_params = {**runtime.sampling.params, "max_new_tokens": limit}
+        self._aborted = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what was begun."""
+        self.remaining_batch_size = 0
+        self.pendings: set[asyncio.Task[Any]] = set()
+        self._aborted = False
+
+    def submit_generate_tasks(self, samples: Sequence[list[Sample]]) -> None:
+        """Begins groups; their tasks are in `pendings`."""
+        from slime_core.rollout.slime_rollout import generate_and_rm_group
+
+        for group in samples:
+            work = generate_and_rm_group(self.args, group, self.sampling_params.copy())
+            self.pendings.add(asyncio.ensure_future(work))
+        self.remaining_batch_size += len(samples)
 
     @property
     def aborted(self) -> bool:
         """The rollout is being stopped."""
-        return current().stopping()
+        return self._aborted or current().stopping()
+
+    @aborted.setter
+    def aborted(self, value: bool) -> None:
+        self._aborted = value
 
 
 async def post(

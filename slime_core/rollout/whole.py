@@ -137,7 +137,7 @@ class WholeSegment:
             RewardError: so many of its groups could not be graded that too few are left.
         """
         found = await self.rollout.call(runtime, args, self.segment, self.source, evaluation=False)
-        groups, metrics = self._result(found)
+        groups, metrics = returned_groups(found, self.target, self.rollout.path)
         rows = await asyncio.to_thread(self._numbered, groups)
         kept = [await self._kept(runtime, one) for one in rows]
         rest = self._others({one.group_id for one in rows})
@@ -149,22 +149,6 @@ class WholeSegment:
                 f"cannot be trained: {dropped[0].reason} (rollout-0.log says more)"
             )
         return metrics
-
-    def _result(self, found: Any) -> tuple[list[Group], dict[str, float]]:
-        """The groups and metrics of a RolloutFnTrainOutput, or of a plain list of groups."""
-        given = getattr(found, "samples", found)
-        if not isinstance(given, (list, tuple)):
-            raise PluginError(
-                f"{self.rollout.path} returned {found!r:.60}; a RolloutFnTrainOutput or a list of "
-                "groups is needed"
-            )
-        groups = grouped(given)
-        if len(groups) != self.target:
-            raise PluginError(
-                f"{self.rollout.path} returned {len(groups)} groups, rollout_batch_size is "
-                f"{self.target}; give surplus groups back with data_source.add_samples"
-            )
-        return groups, named_metrics(getattr(found, "metrics", None), self.rollout.path)
 
     def _numbered(self, groups: list[Group]) -> list[GroupRows]:
         """Groups by the draws they come from; others are logged as draws now."""
@@ -236,6 +220,26 @@ class WholeSegment:
                     sample.status = Status.ABORTED
                 found.append(GroupRows(*place, back, verdict=ABORTED))
         return found
+
+
+def returned_groups(found: Any, target: int, path: str) -> tuple[list[Group], dict[str, float]]:
+    """The groups and metrics of a RolloutFnTrainOutput, or of a plain list of groups.
+
+    Raises:
+        PluginError: it is neither, or holds more or fewer than `target` groups.
+    """
+    given = getattr(found, "samples", found)
+    if not isinstance(given, (list, tuple)):
+        raise PluginError(
+            f"{path} returned {found!r:.60}; a RolloutFnTrainOutput or a list of groups is needed"
+        )
+    groups = grouped(given)
+    if len(groups) != target:
+        raise PluginError(
+            f"{path} returned {len(groups)} groups, rollout_batch_size is {target}; give surplus "
+            "groups back with data_source.add_samples"
+        )
+    return groups, named_metrics(getattr(found, "metrics", None), path)
 
 
 def named_metrics(given: Any, path: str) -> dict[str, float]:
