@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-from megatron.core.dist_checkpointing.strategies.common import TorchCommonSaveStrategy
+from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     _replace_state_dict_keys_with_sharded_keys,
@@ -93,7 +93,7 @@ class StagedSave:
         if dist.get_rank():
             return
         self._writer.write_index(results)
-        TorchCommonSaveStrategy("torch", 1).save_common(self._common, self.folder)
+        torch.save(self._common, self.folder / COMMON_STATE_FNAME)
         save_config(CheckpointingConfig(FORMAT, FORMAT_VERSION), str(self.folder))
 
 
