@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -45,6 +47,9 @@ USAGE = "\n".join(
     ]
 )
 
+READER_GONE = 141
+"""The status that a shell shows for a program that SIGPIPE ended."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
@@ -63,13 +68,27 @@ def _guarded(name: str, arguments: list[str]) -> int:
     from slime_core.errors import ConfigError, DataError, PluginError, SlimeError
 
     try:
-        return _command(name)(arguments)
+        status = _command(name)(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise  # another pipe than the one we print to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except (ConfigError, DataError, PluginError) as error:
         return _complain(error, arguments, 2)
     except SlimeError as error:
         return _complain(error, arguments, 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads any more what is printed, as behind `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -1,6 +1,8 @@
 """Every way to start a training looks first."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -22,3 +24,13 @@ def test_a_run_that_prefect_starts_is_refused_before_it_is_chosen(monkeypatch, t
     with pytest.raises(ConfigError, match=r"2 problems(.|\n)*none\.jsonl(.|\n)*--rm-type 'mth'"):
         asyncio.run(module.deployed(config, {"prompt_data": "none.jsonl"}, "auto", training))
     assert not (tmp_path / "w").exists()
+
+
+def test_a_reader_that_leaves_is_no_error():
+    """As in `slime models list | head`."""
+    command = [sys.executable, "-m", "flows.cli.main", "models", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as slime:
+        assert slime.stdout is not None and slime.stderr is not None
+        slime.stdout.close()
+        assert slime.stderr.read() == b""
+        assert slime.wait(60) == 141
