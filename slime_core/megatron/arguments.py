@@ -95,6 +95,7 @@ _RENAMED = {
 _WITHOUT_EFFECT = frozenset(
     {
         "attention_backend",
+        "attention_softmax_in_fp32",
         "group_query_attention",
         "seq_length",
         "use_mcore_models",

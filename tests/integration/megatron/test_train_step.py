@@ -208,6 +208,57 @@ def test_the_learning_rate_follows_megatrons_schedule(
     assert [step["lr"] for step in steps] == pytest.approx(want)
 
 
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({"lr_decay_style": "linear", "lr_decay_iters": 4}, [10, 7.5, 5, 2.5, 0, 0]),
+        ({"lr_warmup_iters": 2, "lr_warmup_init": 2e-4}, [2, 6, 10, 10, 10, 10]),
+        (
+            {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 2, "lr_wsd_decay_style": "linear"},
+            [10, 10, 10, 10, 10, 5],
+        ),
+    ],
+)
+def test_each_number_of_the_schedule_counts(
+    model: str, in_trainer: Callable[..., Any], options: dict[str, Any], want: list[float]
+) -> None:
+    """Learning rates of six steps, in units of 1e-4."""
+    settings = BASE | {"hf_checkpoint": model, "train_iters": 6, "megatron": options}
+    batch = models.random_batch(models.VOCAB, rows=12, steps=6)
+    steps = steps_of(in_trainer(jobs.train, settings, [batch]))
+    assert [step["lr"] * 1e4 for step in steps] == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weight_decay": 0.5}, {"adam_beta1": 0.5}, {"adam_beta2": 0.5}, {"adam_eps": 1e-2}],
+    ids=lambda options: next(iter(options)),
+)
+def test_each_number_of_the_optimizer_changes_the_second_step(
+    model: str, in_trainer: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """The first step of Adam does not depend on its betas."""
+    batch = models.random_batch(models.VOCAB, steps=2)
+    base = steps_of(in_trainer(jobs.train, BASE | {"hf_checkpoint": model}, [batch]))
+    settings = BASE | {"hf_checkpoint": model, "megatron": options}
+    steps = steps_of(in_trainer(jobs.train, settings, [batch]))
+    assert steps[0]["grad_norm"] == base[0]["grad_norm"]
+    assert steps[1]["weights_digest"] != base[1]["weights_digest"]
+
+
+def test_layers_that_are_computed_again_give_the_same_weights(
+    model: str, in_trainer: Callable[..., Any]
+) -> None:
+    batch = models.random_batch(models.VOCAB, steps=2)
+    options = {
+        "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1,
+    }  # fmt: skip
+    kept = steps_of(in_trainer(jobs.train, BASE | {"hf_checkpoint": model}, [batch]))
+    settings = BASE | {"hf_checkpoint": model, "megatron": options}
+    again = steps_of(in_trainer(jobs.train, settings, [batch]))
+    assert [step["weights_digest"] for step in again] == [step["weights_digest"] for step in kept]
+
+
 def test_bf16_trains_close_to_fp32(model: str, in_trainer: Callable[..., Any]) -> None:
     batch = models.random_batch(models.VOCAB)
     full = steps_of(in_trainer(jobs.train, BASE | {"hf_checkpoint": model}, [batch]))[0]

@@ -1,5 +1,7 @@
 """What is said about options that launch scripts carry and that change nothing here."""
 
+import pytest
+
 from slime_core.check.findings import Findings
 from slime_core.check.options import check_megatron
 from slime_core.weights.tables import read_shape
@@ -32,6 +34,17 @@ def problems(ranks: int, **megatron) -> list[str]:
     )
     check_megatron(config, "cpu", read_shape(folder), findings)
     return findings.problems
+
+
+@pytest.mark.parametrize("name", ["attention_backend", "attention_softmax_in_fp32", "log_interval",
+    "cross_entropy_loss_fusion", "group_query_attention", "use_mcore_models"])  # fmt: skip
+def test_options_that_change_nothing_are_named(name):
+    folder = str(QUICKSTART.with_suffix("") / "model")
+    value = {"attention_backend": "flash", "log_interval": 5}.get(name, True)
+    config = small(hf_checkpoint=folder, device="cpu", megatron={name: value})
+    findings = Findings()
+    assert check_megatron(config, "cpu", read_shape(folder), findings)
+    assert findings.notes == [f"megatron: without effect here: {name}"]
 
 
 def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime_core.errors import ConfigError
-from slime_core.megatron.arguments import check_names, known_names, resolve
+from slime_core.megatron.arguments import _FIXED, _NEGATIONS, check_names, known_names, resolve
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.tables import ModelShape
@@ -63,8 +63,10 @@ def test_a_launch_script_of_qwen3_is_accepted() -> None:
     }
     found = resolved(**flags)
     assert found.ddp == {"grad_reduce_in_fp32": True}
-    assert found.transformer == {"attention_softmax_in_fp32": True}
-    assert set(found.without_effect) == {"--group-query-attention", "--attention-backend"}
+    assert found.transformer == {}
+    assert set(found.without_effect) == {
+        "--group-query-attention", "--attention-backend", "--attention-softmax-in-fp32",
+    }  # fmt: skip
 
 
 def test_each_option_reaches_its_class() -> None:
@@ -123,10 +125,26 @@ def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> 
         check_names(options)
 
 
+@pytest.mark.parametrize("name", sorted(_FIXED))
+def test_an_option_with_one_value_takes_no_other(name: str) -> None:
+    check_names({name: _FIXED[name]})
+    assert resolved(**{name: _FIXED[name]}).settings == TrainerSettings(
+        "x", megatron={name: _FIXED[name]}
+    )
+    with pytest.raises(ConfigError, match=f"'{name}' is 'other', the trainer supports"):
+        check_names({name: "other"})
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"num_layers": 27},
+        {"ffn_hidden_size": 3073},
+        {"num_query_groups": 4},
+        {"kv_channels": 64},
+        {"vocab_size": 151937},
+        {"max_position_embeddings": 4096},
+        {"norm_epsilon": 1e-5},
         {"qk_layernorm": False},
         {"add_qkv_bias": True},
         {"untie_embeddings_and_output_weights": True},
@@ -136,6 +154,14 @@ def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> 
 def test_options_must_agree_with_the_model(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"the model's config\.json makes it"):
         resolved(**options)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in _NEGATIONS if name.startswith("no_")))
+def test_what_is_off_may_be_said_to_be_off(name: str) -> None:
+    found = resolved(**{name: True})
+    assert (found.transformer, found.optimizer, found.ddp) == ({}, {}, {})
+    with pytest.raises(ConfigError, match=f"'{_NEGATIONS[name][0]}' is True, the trainer supports"):
+        check_names({_NEGATIONS[name][0]: True})
 
 
 def test_the_backend_follows_from_the_device() -> None:
