@@ -130,6 +130,10 @@ def parse_result(answer: Any) -> GenerateResult:
         tokens = [int(token) for token in answer["output_ids"]]
         pairs = meta.get("output_token_logprobs") or []
         finish = meta["finish_reason"] or {}
+        if not finish or not tokens:
+            # SGLang's list of a stream's log-probs may be ahead of its tokens, and a prompt that
+            # is only scored has one of a token that is not given if others were computed with it.
+            pairs = pairs[: len(tokens)]
         result = GenerateResult(
             rid=str(meta["id"]),
             tokens=tokens,

@@ -146,6 +146,7 @@ async def slowed(http: httpx.AsyncClient, step_s: float = 0.02):
 
 
 async def in_flight(client: EngineClient, rid: str, **sampling: Any) -> InFlight:
+    """Begins a stream. No two share an id: SGLang aborts it two seconds after a stream ended."""
     request = InFlight(client, GenerateRequest(PROMPT, LONG | sampling, rid))
     await request.begun()
     return request

@@ -225,9 +225,9 @@ def test_pausing_twice_and_continuing_twice_is_harmless(play):
 def test_held_requests_go_on_to_their_end(play, mode):
     async def scenario(client, http):
         # Greedy: SGLang takes no seed outside its deterministic mode.
-        whole = await (await in_flight(client, "whole", temperature=0)).result()
+        whole = await (await in_flight(client, f"whole-{mode}", temperature=0)).result()
         async with slowed(http):
-            request = await in_flight(client, "held", temperature=0)
+            request = await in_flight(client, f"held-{mode}", temperature=0)
             await client.pause(mode)
         assert await client.flush_cache() is False
         await client.set_weight_version("later")

@@ -15,6 +15,7 @@ from tests.contracts.engines.conftest import (
     PROMPT,
     in_flight,
     requests_held,
+    settled,
     slowed,
     until_idle,
 )
@@ -117,6 +118,23 @@ def test_score_without_new_tokens(play):
         assert len(scores) == 63 and version
         body = await ask(http, input_ids=PROMPT, sampling_params={"max_new_tokens": 0})
         assert body["output_ids"] == [] and body["meta_info"]["finish_reason"]["type"] == "length"
+
+    play(scenario)
+
+
+def test_a_score_beside_others_is_the_score(play, tolerance):
+    """SGLang gives it a log-prob of a token that nobody asked for, when both share a prefill."""
+
+    async def scenario(client, http):
+        alone = await client.score(PROMPT)
+        await client.pause("abort")
+        others = [asyncio.create_task(client.generate(GenerateRequest(PROMPT, LONG))) for _ in "ab"]
+        score = asyncio.create_task(client.score(PROMPT))
+        while client.in_flight < 3:
+            await asyncio.sleep(0)
+        await client.resume()
+        assert await settled(score) == pytest.approx(alone, abs=tolerance)
+        assert [len((await settled(other)).tokens) for other in others] == [240, 240]
 
     play(scenario)
 

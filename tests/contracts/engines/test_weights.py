@@ -113,9 +113,9 @@ def test_an_update_without_a_pause_waits_for_the_running(play, other_folder):
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_an_update_under_a_held_request(play, other_folder, mode):
     async def scenario(client, http):
-        whole = await (await in_flight(client, "whole", temperature=0)).result()
+        whole = await (await in_flight(client, f"one-span-{mode}", temperature=0)).result()
         async with slowed(http):
-            request = await in_flight(client, "spans", temperature=0)
+            request = await in_flight(client, f"spans-{mode}", temperature=0)
             await client.pause(mode)
         noted = len(request.results[-1].tokens)
         await client.update_weights_from_disk(str(other_folder), "v4", flush_cache=False)

@@ -65,6 +65,15 @@ def test_the_middle_of_a_stream_has_no_finish():
     assert parse_result(sglang_answer(finish_reason=None)).finish_type is None
 
 
+def test_log_probs_of_tokens_that_are_not_given_are_left_out():
+    """As SGLang gives them in a stream, and for a prompt that is only scored."""
+    ahead = [[-0.5, 22, None], [-0.25, 23, None], [-1.0, 24, None]]
+    stream = parse_result(sglang_answer(finish_reason=None, output_token_logprobs=ahead))
+    assert (stream.tokens, stream.log_probs) == ([22, 23], [-0.5, -0.25])
+    score = parse_result(sglang_answer(output_token_logprobs=ahead[:1]) | {"output_ids": []})
+    assert (score.tokens, score.log_probs, score.prompt_log_probs) == ([], [], [-1.5, -2.0])
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -74,6 +83,8 @@ def test_the_middle_of_a_stream_has_no_finish():
         {"output_ids": [1]},
         sglang_answer(output_token_logprobs=[[-0.5, 22, None]]),
         sglang_answer(output_token_logprobs=[[-0.5, 22, None], [-0.5, 24, None]]),
+        sglang_answer(output_token_logprobs=[[-0.5, n, None] for n in (22, 23, 24)]),
+        sglang_answer(finish_reason=None, output_token_logprobs=[[-0.5, 22, None]]),
         sglang_answer(output_token_logprobs=[[None, 22, None], [-0.5, 23, None]]),
         sglang_answer(output_token_logprobs=[[], []]),
         sglang_answer(finish_reason="stop"),
