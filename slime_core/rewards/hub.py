@@ -16,7 +16,7 @@ from slime_core.rewards.aside import AsideLoop, TimeoutAside
 from slime_core.rewards.math_text import boxed_content
 from slime_core.rewards.registry import BOXED, REWARD_NAMES, Grader, grader_named
 from slime_core.rewards.remote import RemoteGrader, RemoteSettings
-from slime_core.rewards.result import Score, ScoreFailure, ScoreResult, to_result
+from slime_core.rewards.result import Score, ScoreFailure, ScoreResult, failed_before, to_result
 from slime_core.rewards.text import strip_end_tokens
 from slime_core.rewards.workers import Answer, GraderPool, PoolSettings
 from slime_core.sample import Sample
@@ -93,7 +93,9 @@ class RewardHub:
         elif settings.group_rm:
             raise ConfigError("--group-rm hands groups to a function; set --custom-rm-path")
         elif settings.rm_type:
-            self._check_type(settings.rm_type)
+            grader = self._check_type(settings.rm_type)
+            if grader is not None:
+                grader.check()
 
     async def close(self) -> None:
         """Ends worker processes and connections."""
@@ -125,6 +127,8 @@ class RewardHub:
         Raises:
             ConfigError: no grader, or an unknown one, is named for this sample.
         """
+        if failure := failed_before(sample.metadata):
+            return failure
         path = sample.custom_rm_path or self.settings.custom_rm_path
         digest = self.grader_digest(sample)
         if path:
@@ -142,7 +146,8 @@ class RewardHub:
         where samples of a prompt are no group).
         """
         path = self.settings.custom_rm_path
-        alone = any(sample.custom_rm_path not in (None, path) for sample in samples)
+        failed = [sample for sample in samples if failed_before(sample.metadata)]
+        alone = any(sample.custom_rm_path not in (None, path) for sample in samples) or failed
         if self.settings.group_rm and path and samples and not evaluation and not alone:
             return await self._batched(path, list(samples))
         return list(

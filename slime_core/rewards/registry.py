@@ -32,6 +32,8 @@ class Grader:
         uses: further modules whose code decides the score; they enter the digest.
         inline: so simple that it needs no worker process.
         needs_label: a sample without label (or metadata["answer"]) fails.
+        requires: `module:function` that raises ConfigError where something is missing that it
+            needs.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Grader:
     uses: tuple[str, ...] = ()
     inline: bool = False
     needs_label: bool = True
+    requires: str = ""
 
     @property
     def digest(self) -> str:
@@ -47,8 +50,12 @@ class Grader:
 
     def function(self) -> GradeFunction:
         """Imports the grader; heavy ones only in worker processes."""
-        module, _, name = self.target.partition(":")
-        return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
+        return _imported(self.target)
+
+    def check(self) -> None:
+        """Raises ConfigError where it cannot work on this machine."""
+        if self.requires:
+            _imported(self.requires)()
 
 
 GRADERS = {
@@ -67,6 +74,25 @@ GRADERS = {
         Grader("f1", "qa:grade_f1", ("text",)),
         Grader("ifeval", "ifeval:grade_ifeval", ("text",), needs_label=False),
         Grader("ifbench", "ifeval:grade_ifeval", ("text",), needs_label=False),
+        Grader("regex", "patterns:grade_regex", needs_label=False),
+        Grader("json_schema", "patterns:grade_json_schema", ("text",), needs_label=False),
+        Grader(
+            "code", "code:grade_code", ("text",), needs_label=False, requires="code:require_sandbox"
+        ),
+        Grader(
+            "code_share",
+            "code:grade_code_share",
+            ("text",),
+            needs_label=False,
+            requires="code:require_sandbox",
+        ),
+        Grader(
+            "reasoning_gym",
+            "reasoning:grade_reasoning_gym",
+            ("text",),
+            needs_label=False,
+            requires="reasoning:require_library",
+        ),
         Grader("gpqa", "choices:grade_gpqa", ("math_text", "text")),
     )
 }
@@ -79,6 +105,11 @@ def grader_named(name: str) -> Grader:
     close = nearest(name, GRADERS)
     hint = f"did you mean {close}? " if close else ""
     raise ConfigError(f"unknown --rm-type {name!r}; {hint}known: {', '.join(sorted(GRADERS))}")
+
+
+def _imported(target: str) -> Callable[..., Any]:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,12 @@ REASONS = (
     "reward_key",
     "remote",
     "wrong_count",
+    "agent_error",
+    "agent_timeout",
+    "agent_silent",
 )
+FAILED_BEFORE = "rollout_error"
+"""Entry of a sample's metadata, {"reason", "message"}: why there is nothing to grade."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,12 @@ class ScoreFailure:
 
 
 ScoreResult = Score | ScoreFailure
+
+
+def failed_before(metadata: Mapping[str, Any]) -> ScoreFailure | None:
+    """The failure of the rollout itself, None where it gave something to grade."""
+    told = metadata.get(FAILED_BEFORE)
+    return ScoreFailure(str(told["reason"]), str(told["message"]), "") if told else None
 
 
 def to_result(value: Any, grader: str, reward_key: str | None, name: str) -> ScoreResult:

@@ -14,6 +14,7 @@ from slime_core.errors import PluginError
 from slime_core.near import nearest
 from slime_core.plugins.load import is_async, load
 from slime_core.tools.calculator import calculate
+from slime_core.tools.sandbox import require_sandbox, run_python_async
 
 JSON_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", list: "array"}
 MAX_RESULT_CHARS = 20_000
@@ -64,7 +65,19 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     return Tool(function.__name__, about, schema, function)
 
 
-BUILT_IN = {"calculator": replace(tool_of(calculate), name="calculator")}
+async def run_code(code: str) -> str:
+    """Runs a Python program and returns what it prints; nothing is kept from run to run."""
+    ran = await run_python_async(code)
+    said = ran.stdout + ran.stderr
+    if ran.ended is not None:
+        return f"error: ended at its limit of {ran.ended}\n{said}"
+    return said if ran.well else f"error: exit code {ran.exit_code}\n{said}"
+
+
+BUILT_IN = {
+    "calculator": replace(tool_of(calculate), name="calculator"),
+    "python": replace(tool_of(run_code), name="python"),
+}
 
 
 def load_tools(paths: Sequence[str]) -> dict[str, Tool]:
@@ -72,9 +85,12 @@ def load_tools(paths: Sequence[str]) -> dict[str, Tool]:
 
     Raises:
         PluginError: a path gives neither, or two tools have one name.
+        ConfigError: `python` is wanted where there is no sandbox.
     """
     found: dict[str, Tool] = {}
     for path in paths:
+        if path == "python":
+            require_sandbox()
         value = BUILT_IN.get(path) or load(path)
         if not isinstance(value, Tool):
             if not inspect.isfunction(value):
