@@ -15,6 +15,7 @@ from slime_core.check.plugins import (
     check_grader,
     check_rewards,
     check_rollout,
+    check_template,
     check_trainer_hooks,
     label_needed,
 )
@@ -61,6 +62,7 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
     check_rewards(config, datasets, findings)
     check_rollout(config, datasets, findings)
     check_media(config, findings)
+    check_template(config, tokenizer, findings)
     check_trainer_hooks(config, findings)
     check_groups(config, findings)
     for name in sorted({name for found, _ in scans for name in found.graders}):
@@ -96,7 +98,7 @@ def _scans(
         first = findings.attempt(lambda s=spec: scan(s, settings, keys, scan_s))
         if first is None:
             continue
-        first.chat = config.rollout.custom_generate_function_path is not None
+        first.chat = config.rollout.generate_path is not None
         found.append((first, wanted))
         rows = first.rows if first.complete else f"the first {first.rows}"
         if isinstance(given, str):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
+from slime_core.agents.generate import load_agent
 from slime_core.check.findings import Findings
 from slime_core.config.tree import RunConfig
 from slime_core.data.custom_source import load_source, takes_dataset
@@ -12,6 +14,7 @@ from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.plugins.trainer_hooks import CALLS, load_trainer_hook
 from slime_core.rewards.hub import BATCHED_NAMES
 from slime_core.rewards.registry import BOXED, GRADERS, REWARD_NAMES, grader_named
+from slime_core.rollout.bridge import what_changes
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import load_filter
 from slime_core.rollout.group import load_hook
@@ -41,7 +44,7 @@ def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Find
 def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Findings) -> None:
     """Loads what answers prompts, looks at samples and chooses groups."""
     rollout = config.rollout
-    paths = [rollout.custom_generate_function_path]
+    paths = [rollout.generate_path]
     paths += [dataset.custom_generate_function_path for dataset in datasets]
     for path in dict.fromkeys(path for path in paths if path):
         form = findings.attempt(lambda p=path: load_generate(p).form)
@@ -65,6 +68,23 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     process = config.rewards.custom_reward_post_process_path
     findings.attempt(lambda: load_batch_hook(process, "samples"))
     findings.attempt(lambda: load_tools(rollout.tool_paths))
+    if rollout.agent_path:
+        agent = findings.attempt(lambda: load_agent(rollout.agent_path))
+        if agent is not None:
+            findings.fact("rollout", agent_path=f"{rollout.agent_path}{inspect.signature(agent)}")
+
+
+def check_template(config: RunConfig, tokenizer: Any, findings: Findings) -> None:
+    """Whether turns can be joined under the model's chat template, and what it would have changed
+    of earlier ones."""
+    rollout, data = config.rollout, config.data
+    roles = ["tool"] if rollout.tool_paths and data.apply_chat_template else []
+    roles = ["user"] if rollout.agent_path else roles
+    kwargs = data.apply_chat_template_kwargs
+    for role in roles if tokenizer is not None else ():
+        change = findings.attempt(lambda r=role: what_changes(tokenizer, r, kwargs) or "")
+        if change:
+            findings.notes.append(f"{change}; rollouts keep every turn as it was sampled")
 
 
 def check_trainer_hooks(config: RunConfig, findings: Findings) -> None:
@@ -88,13 +108,14 @@ def check_grader(name: str) -> str:
     if plain == "remote_rm":
         return "asks a server"
     grader = grader_named(plain)
+    grader.check()
     return "needs a label" if grader.needs_label else "needs no label"
 
 
 def label_needed(config: RunConfig) -> str | None:
     """The grader of the training if it cannot do without a label."""
     rewards = config.rewards
-    own = rewards.custom_rm_path or config.rollout.custom_generate_function_path
+    own = rewards.custom_rm_path or config.rollout.generate_path
     if own or rewards.rm_type is None:
         return None
     grader = GRADERS.get(rewards.rm_type.removeprefix(BOXED))

@@ -9,6 +9,8 @@ from pydantic import Field
 from slime_core.config.base import Group, Identity, Numeric, Operational
 from slime_core.seeds import MOST_SEED
 
+AGENT_GENERATE = "slime_core.agents.generate.generate"
+
 
 class RolloutGroup(Group):
     """Generation."""
@@ -46,10 +48,18 @@ class RolloutGroup(Group):
     rollout_sample_filter_path: Numeric[str | None] = None
     """Import path of `filter(args, groups)`, which sees all groups of a batch and takes samples out
     of the loss by setting their remove_sample."""
+    agent_path: Numeric[str | None] = None
+    """Import path of `async agent(base_url, api_key, sample)`, which works on each sample through
+    an OpenAI-compatible gateway and returns its reward, or None for the configured grader."""
+    agent_timeout_s: Operational[float] = Field(default=600.0, gt=0)
+    """Deadline of an agent's work on one sample."""
+    agent_concurrency: Operational[int] = Field(default=128, ge=1)
+    """Agents that work at once; the samples of others wait."""
     max_turns: Numeric[int] = Field(default=5, ge=1)
-    """Most turns of a multi-turn generation."""
+    """Most turns of a multi-turn generation; of an agent, most answers of the model."""
     tool_paths: Numeric[list[str]] = Field(default_factory=list)
-    """Tools of slime_core.rollout.multiturn: `calculator`, or import paths of your own."""
+    """Tools of slime_core.rollout.multiturn: `calculator`, `python` (in a sandbox), or import paths
+    of your own."""
     tool_parser: Numeric[Literal["auto", "hermes", "glm", "llama", "mistral"]] = "auto"
     """How the model writes tool calls; auto knows each format when it sees it."""
     tool_timeout_s: Operational[float] = Field(default=30.0, gt=0)
@@ -78,6 +88,11 @@ class RolloutGroup(Group):
     group, or train them."""
     sglang_server_concurrency: Operational[int] = Field(default=512, ge=1)
     """Requests in flight per engine."""
+
+    @property
+    def generate_path(self) -> str | None:
+        """Import path of what answers prompts in place of plain generation."""
+        return self.custom_generate_function_path or (AGENT_GENERATE if self.agent_path else None)
 
 
 class RewardsGroup(Group):

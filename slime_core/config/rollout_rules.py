@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slime_core.config.rollout import AGENT_GENERATE
+
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
 
-WITHOUT_LABEL = ("random", "ifeval", "ifbench", "remote_rm")
+WITHOUT_LABEL = ("random", "ifeval", "ifbench", "remote_rm", "regex", "json_schema", "code",
+                 "code_share", "reasoning_gym")  # fmt: skip
 
 
 def validate(config: RunConfig) -> str | None:
     """Every rule that is broken, a full sentence a line."""
-    rules = (_reward, _reward_options, _shaping, _sampling, _length, _tools, _custom)
+    rules = (_reward, _reward_options, _shaping, _sampling, _length, _tools, _agent, _custom)
     problems = [problem for rule in rules if (problem := rule(config))]
     return "\n".join(problems) or None
 
@@ -20,8 +23,7 @@ def validate(config: RunConfig) -> str | None:
 def _reward(config: RunConfig) -> str | None:
     rewards = config.rewards
     if rewards.rm_type is None and rewards.custom_rm_path is None:
-        own = config.rollout.custom_generate_function_path, config.rollout.rollout_function_path
-        if any(own):
+        if config.rollout.generate_path or config.rollout.rollout_function_path:
             return None  # they may set rewards themselves
         return "no reward is configured: set rm_type (such as exact_match) or custom_rm_path"
     if rewards.custom_rm_path is not None or rewards.rm_type is None:
@@ -97,6 +99,19 @@ def _tools(config: RunConfig) -> str | None:
             "tool_paths has an effect only with a generate function that calls tools: set "
             "custom_generate_function_path to slime_core.rollout.multiturn.generate"
         )
+    return None
+
+
+def _agent(config: RunConfig) -> str | None:
+    rollout = config.rollout
+    own = rollout.custom_generate_function_path
+    if rollout.agent_path and own not in (None, AGENT_GENERATE):
+        return (
+            f"agent_path and custom_generate_function_path ({own}) both answer prompts: set one of "
+            "them (a generate function opens sessions with slime_core.agents.generate.open_session)"
+        )
+    if own == AGENT_GENERATE and not rollout.agent_path:
+        return f"{AGENT_GENERATE} lets an agent work: set agent_path"
     return None
 
 

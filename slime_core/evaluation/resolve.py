@@ -23,6 +23,7 @@ def eval_datasets(config: RunConfig) -> list[EvalDataset]:
         ConfigError: unknown keys, a missing path, a broken YAML file.
     """
     args = {name: getattr(getattr(config, group), name) for name, group in field_groups().items()}
+    args["custom_generate_function_path"] = config.rollout.generate_path
     given = config.eval.eval_config
     tree = _read(given) if isinstance(given, str) else given
     return resolve_eval_datasets(args, tree, config.eval.eval_prompt_data)

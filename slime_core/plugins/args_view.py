@@ -29,6 +29,7 @@ class ArgsView:
             else:
                 flat |= {name: getattr(content, name) for name in type(content).model_fields}
         flat["rollout_global_dataset"] = not config.data.disable_rollout_global_dataset
+        flat["custom_generate_function_path"] = config.rollout.generate_path
         flat |= {name: value for name, value in DEFAULT_PATHS.items() if flat.get(name) is None}
         self.__dict__.update(copy.deepcopy(flat | config.rollout.custom_config))
 

@@ -52,6 +52,8 @@ class GenerateFunction:
             DeadlineError: it took longer than its deadline.
         """
         limit_s = runtime.sampling.timeout_s * max(1, getattr(runtime.args, "max_turns", 1))
+        if getattr(runtime.args, "agent_path", None):  # has a deadline of its own, in its turn
+            limit_s = max(limit_s, runtime.args.stage_timeout_s)
         runtime.notes["samples"] = list(samples)
         lists = [sample.prompt for sample in samples if isinstance(sample.prompt, list)]
         chats = [(prompt, copy.deepcopy(prompt)) for prompt in lists]

@@ -89,17 +89,19 @@ class EngineGate:
 
     @asynccontextmanager
     async def engine(
-        self, samples: int, wait_s: float, *, continues: bool = False
+        self, samples: int, wait_s: float, *, continues: bool = False, prefer: str | None = None
     ) -> AsyncIterator[EngineClient]:
         """An engine for a request of `samples` sequences.
 
         Args:
             continues: the request goes on with an aborted one, so it goes before new ones.
+            prefer: URL of the engine that holds the beginning of the conversation; it is taken
+                if it is usable and has room.
 
         Raises:
             DeadlineError: no engine was free within `wait_s`.
         """
-        use = await self._take(samples, wait_s, continues)
+        use = await self._take(samples, wait_s, continues, prefer)
         try:
             yield use.client
         finally:
@@ -122,7 +124,7 @@ class EngineGate:
     async def aclose(self) -> None:
         await self.set_engines([])
 
-    async def _take(self, samples: int, wait_s: float, continues: bool) -> _Use:
+    async def _take(self, samples: int, wait_s: float, continues: bool, prefer: str | None) -> _Use:
         def free() -> bool:
             turn = continues or not self._continuations
             return turn and self._free(samples) is not None
@@ -138,18 +140,22 @@ class EngineGate:
                 self._continuations -= continues
                 if continues:
                     self._changed.notify_all()
-            use = self._free(samples)
+            use = self._free(samples, prefer)
             assert use is not None
             use.samples += samples
             use.requests += 1
             return use
 
-    def _free(self, samples: int) -> _Use | None:
-        """The least busy engine with room; one that is idle takes any request."""
+    def _free(self, samples: int, prefer: str | None = None) -> _Use | None:
+        """The preferred engine if it has room, else the least busy one with room; one that is
+        idle takes any request."""
         if not self._open or not self._engines:
             return None
-        use = min(self._engines.values(), key=lambda item: item.samples)
-        return use if not use.samples or use.samples + samples <= self._concurrency else None
+        least = min(self._engines.values(), key=lambda item: item.samples)
+        wanted = self._engines.get(prefer) if prefer is not None else None
+        candidates = (least,) if wanted is None else (wanted, least)
+        fits = (u for u in candidates if not u.samples or u.samples + samples <= self._concurrency)
+        return next(fits, None)
 
     def _drop(self, url: str) -> _Use | None:
         """Stops using an engine; returns it if nothing is in flight there, so it can be closed."""

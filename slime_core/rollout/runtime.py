@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.engines.client import EngineAnswerError, EngineUnreachableError
 from slime_core.errors import EngineError, PluginError
@@ -21,6 +21,10 @@ from slime_core.rollout.generate import SERVER_ERROR, Sampling
 from slime_core.rollout.going_on import can_continue, continued, joined, was_aborted
 from slime_core.sample import Sample
 from slime_core.waits import Deadline, within
+
+if TYPE_CHECKING:
+    from slime_core.agents.gateway import Gateway
+    from slime_core.agents.turn_log import TurnLog
 
 T = TypeVar("T")
 ABORTED_META = {"finish_reason": {"type": "abort"}, "output_token_logprobs": [], "id": ""}
@@ -40,6 +44,9 @@ class Runtime:
         notes: what helpers keep during the rollout.
         cut: an answer was cut off, so nothing of this rollout is finished.
         home: the loop that engines and graders are reached from, None for whichever runs.
+        engine_of: conversation -> URL of the engine that answered it last and holds its beginning.
+        gateway: what agents talk to; None where nothing was started for them.
+        turn_log: (sample, which of its sessions) -> where turns are recorded; None for nowhere.
     """
 
     args: Any
@@ -53,6 +60,9 @@ class Runtime:
     versions: list[str] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
     cut: bool = False
+    engine_of: dict[str, str] = field(default_factory=dict)
+    gateway: Gateway | None = None
+    turn_log: Callable[[Sample, int], TurnLog] | None = None
     home: asyncio.AbstractEventLoop | None = None
 
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
@@ -87,20 +97,30 @@ class Runtime:
             "sampling_seed": self.seed_of(sample),
         }
 
-    async def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def generate(
+        self, body: dict[str, Any], session: str | None = None, *, whole: bool = True
+    ) -> dict[str, Any]:
         """One call of SGLang's /generate at the least busy engine, with its JSON answer.
+
+        Args:
+            session: names a conversation; it stays at its engine while that one has room.
+            whole: go on with an answer that was cut off; a caller that keeps the weight version of
+                each piece goes on itself.
 
         Raises:
             EngineError: the request was refused, or no engine answered it.
         """
-        return await self.at_home(self._generate(body))
+        return await self.at_home(self._generate(body, session, whole))
 
-    async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _generate(
+        self, body: dict[str, Any], session: str | None, whole: bool
+    ) -> dict[str, Any]:
         deadline = Deadline("a request of a generate function", self.sampling.timeout_s)
         before: dict[str, Any] | None = None
         while not self.stopping():
             deadline.check()
-            async with self.gate.engine(1, deadline.remaining_s) as client:
+            last = self.engine_of.get(session) if session is not None else None
+            async with self.gate.engine(1, deadline.remaining_s, prefer=last) as client:
                 try:
                     asked = body if before is None else continued(body, before)
                     call = client.generate_raw(asked)
@@ -112,9 +132,13 @@ class Runtime:
                     continue
             if not isinstance(answer, dict):
                 raise EngineError("a generate function sent a batch; send one prompt a request")
+            if session is not None:
+                self.engine_of[session] = client.url
             version = answer.get("meta_info", {}).get("weight_version")
             if version is not None:
                 self.versions.append(str(version))
+            if not whole:
+                return answer
             answer = answer if before is None else joined(before, answer)
             if not was_aborted(answer) or not can_continue(body, answer):
                 self.cut = self.cut or was_aborted(answer)

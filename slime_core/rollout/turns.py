@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from slime_core.data.render import encode, render_chat
-from slime_core.errors import PluginError
+from slime_core.data.render import encode
+from slime_core.rollout.bridge import bridge, without_sampled_end
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample, Status
-
-PROBE_USER, PROBE_ANSWER = "What is it?", "An answer."
 
 
 class Turns:
@@ -48,7 +46,7 @@ class Turns:
             "sampling_params": {**(params or {}), **runtime.sampling_params(sample)},
             "return_logprob": True,
         }
-        result = await runtime.generate(body)
+        result = await runtime.generate(body, session=sample.session_id or sample.describe())
         meta = result["meta_info"]
         pairs = meta.get("output_token_logprobs") or []
         tokens = [int(pair[1]) for pair in pairs]
@@ -80,38 +78,9 @@ class Turns:
         chat = getattr(args, "apply_chat_template", False) or isinstance(self.sample.prompt, list)
         if not chat:
             return f"\n<tool_response>\n{result}\n</tool_response>\n"
-        kwargs = self.sample.apply_chat_template_kwargs
-        ending, head = message_bridge(tokenizer, result, role, kwargs)
-        return self._without_sampled_end(ending) + head
-
-    def _without_sampled_end(self, ending: str) -> str:
-        """What the template puts behind an answer, less the end token if the model sampled it."""
-        last = self._runtime.tokenizer.decode(self.sample.tokens[-1:], skip_special_tokens=False)
-        return ending.removeprefix(last) if last else ending
+        told = [{"role": role, "content": result}]
+        text = bridge(tokenizer, told, self.sample.apply_chat_template_kwargs)
+        return without_sampled_end(tokenizer, text, self.sample.tokens)
 
     def _room(self) -> int:
         return self._runtime.sampling.left(self.sample)
-
-
-def message_bridge(
-    tokenizer: Any, content: str, role: str, kwargs: dict[str, Any]
-) -> tuple[str, str]:
-    """What a chat template puts behind an answer; and a further message with the next answer's
-    head.
-
-    Raises:
-        PluginError: the template changes earlier messages, so turns cannot be joined.
-    """
-    asked = [
-        {"role": "user", "content": PROBE_USER},
-        {"role": "assistant", "content": PROBE_ANSWER},
-    ]
-    told = [*asked, {"role": role, "content": content}]
-    before = render_chat(tokenizer, asked, template_kwargs=kwargs, add_generation_prompt=False)
-    after = render_chat(tokenizer, told, template_kwargs=kwargs)
-    if not after.startswith(before) or PROBE_ANSWER not in before:
-        raise PluginError(
-            f"the chat template changes earlier messages when a {role} message follows, so turns "
-            "cannot be joined: take a template that keeps its prefix"
-        )
-    return before.rpartition(PROBE_ANSWER)[2], after[len(before) :]

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slime_core.agents.gateway import Gateway
+from slime_core.agents.turn_log import TurnLog, forget_turns, recorded_turns
 from slime_core.data.custom_source import CustomSource
 from slime_core.data.sources import PromptSource
 from slime_core.data.tokenizer import load_tokenizer
@@ -18,6 +20,7 @@ from slime_core.errors import DigestError, StaleOwnerError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
 from slime_core.rewards.hub import RewardHub, RewardSettings
+from slime_core.rollout.bridge import what_changes
 from slime_core.rollout.draw_log import DrawLog
 from slime_core.rollout.evaluation import Evaluator
 from slime_core.rollout.gate import EngineGate
@@ -39,7 +42,6 @@ from slime_core.rollout.segment import (
 from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, kept_prefixes
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 from slime_core.rollout.source_of_run import open_source, select_of
-from slime_core.rollout.turns import message_bridge
 from slime_core.rollout.whole import (
     WholeRollout,
     WholeSegment,
@@ -81,6 +83,7 @@ class RolloutWorker:
         self._gate = EngineGate(self._connect, config.rollout.sglang_server_concurrency)
         self._epoch = -1
         self._part_seq = itertools.count()
+        self._recorded: dict[str, list[str]] = {}
 
     async def setup(self) -> dict[str, Any]:
         """Loads tokenizer, prompts and graders.
@@ -99,7 +102,9 @@ class RolloutWorker:
         self._select = select_of(self._config, self._args, source)
         if self._config.rollout.tool_paths and self._config.data.apply_chat_template:
             kwargs = self._config.data.apply_chat_template_kwargs
-            message_bridge(self._tokenizer, "", "tool", kwargs)  # said now, not at the first call
+            what_changes(self._tokenizer, "tool", kwargs)  # raises now, not at the first call
+        model = Path(self._config.rollout.hf_checkpoint).name
+        self._gateway = Gateway(model, self._config.rollout.agent_concurrency)
         path = training_path(self._config.rollout.rollout_function_path)
         limit_s = self._config.fault_tolerance.stage_timeout_s
         self._whole = WholeRollout.load(path, limit_s) if path else None
@@ -154,6 +159,7 @@ class RolloutWorker:
         adopted = await asyncio.to_thread(adopt, self._cache, segment)
         masked = self._config.rollout.mask_offpolicy_in_partial_rollout
         draws, prefixes = await asyncio.to_thread(begun, self._cache, self._draws, segment, masked)
+        self._recorded = await asyncio.to_thread(recorded_turns, self._backend, segment)
         plan = self._plan(segment)
         writer = PartWriter(
             PartTarget(self._backend, self._cache, segment, epoch, plan.target // 2),
@@ -168,7 +174,10 @@ class RolloutWorker:
                 metrics = await self._by_function(plan, writer, draws, adopted, prefixes)
         finally:
             await writer.close()
-        return await asyncio.to_thread(self._seal, epoch, segment, metrics)
+        ref = await asyncio.to_thread(self._seal, epoch, segment, metrics)
+        if self._config.rollout.generate_path is not None:
+            await asyncio.to_thread(forget_turns, self._backend, segment)
+        return ref
 
     async def evaluate(self, epoch: int, job: EvalJob) -> Ref:
         """Answers and scores one evaluation dataset."""
@@ -289,13 +298,25 @@ class RolloutWorker:
 
     def _work(self, segment: int) -> SegmentWork:
         async def finish(samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
-            return await self._maker.finish(self._runtime(stopping), samples, segment)
+            return await self._maker.finish(self._runtime(stopping, segment), samples, segment)
 
         return SegmentWork(
             finish, lambda count: self._draws.draw(segment, count), self._gate.abort_all
         )
 
-    def _runtime(self, stopping: Callable[[], bool]) -> Runtime:
+    def _runtime(self, stopping: Callable[[], bool], segment: int | None = None) -> Runtime:
+        """
+        Args:
+            segment: whose agents' turns are recorded; None in evaluations.
+        """
+
+        def turn_log(sample: Sample, ordinal: int) -> TurnLog:
+            assert segment is not None and sample.group_index is not None
+            name = layout.session(
+                segment, sample.group_index, sample.attempt, sample.index or 0, ordinal
+            )
+            return TurnLog(self._backend, name, self._epoch, self._recorded.get(name, ()))
+
         return Runtime(
             args=self._args,
             tokenizer=self._tokenizer,
@@ -305,6 +326,8 @@ class RolloutWorker:
             seed_of=self._seed_of,
             stopping=stopping,
             home=asyncio.get_running_loop(),
+            gateway=self._gateway,
+            turn_log=None if segment is None else turn_log,
         )
 
     def _sampling(self) -> Sampling:
@@ -333,7 +356,7 @@ class RolloutWorker:
         )  # fmt: skip
 
     def _tokenize(self, sample: Sample) -> None:
-        chat = self._config.rollout.custom_generate_function_path is not None
+        chat = self._config.rollout.generate_path is not None
         tokenize_prompt(sample, self._tokenizer, chat=chat)
 
     def _reward_settings(self) -> RewardSettings:

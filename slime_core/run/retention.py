@@ -82,6 +82,8 @@ def find_garbage(cache: NodeCache, retention: Retention, *, quarantined: bool = 
         elif compact is not None:
             kept = compacted.setdefault(compact.segment, entry.key)
             useless = compact.segment in dropped or kept != entry.key
+        elif (segment := layout.parse_turn(entry.key)) is not None:
+            useless = segment in history.seals
         else:
             useless = _left_behind(entry.key, quarantined)
         if useless:

@@ -13,6 +13,7 @@ GROUPS = "groups/"
 ITERATIONS = "iterations/"
 EVALS = "evals/"
 SCORES = "scores/"
+SESSIONS = "sessions/"
 CHECKPOINTS = "checkpoints/"
 QUARANTINE = "quarantine/"
 
@@ -22,6 +23,7 @@ _DROPPED = re.compile(r"groups/(\d{6,})/dropped\.json")
 _DRAWS = re.compile(r"draws/(\d{6,})\.arrow")
 _EPOCH = re.compile(r"epochs/(\d{6,})(\.json|\.ended|\.alive-(\d{6,}))")
 _MANIFEST = re.compile(r"checkpoints/(\d{6,})-(\d{6,})/manifest\.json")
+_TURN = re.compile(r"sessions/(\d{6,})/.*\.json")
 _SEAL = re.compile(r"groups/(\d{6,})/seal\.json")
 _ITERATION = re.compile(r"iterations/(\d{6,})/(batch|ledger|sync)\.json")
 
@@ -86,6 +88,26 @@ def dropped(segment: int) -> str:
 
 def scores(scorer: str, segment: int) -> str:
     return f"{SCORES}{scorer}/{number(segment)}.arrow"
+
+
+def sessions(segment: int) -> str:
+    """The folder of what agents said in a segment, until it is sealed."""
+    return f"{SESSIONS}{number(segment)}/"
+
+
+def session(segment: int, group: int, attempt: int, index: int, ordinal: int) -> str:
+    """What the names of a session's turns begin with. `ordinal` counts the sessions of a sample."""
+    names = (number(group), number(attempt), number(index), number(ordinal))
+    return f"{sessions(segment)}{'-'.join(names)}-"
+
+
+def turn(session: str, seq: int, epoch: int) -> str:
+    return f"{session}{number(seq)}-{number(epoch)}.json"
+
+
+def session_of_turn(key: str) -> str:
+    """The session that a turn belongs to, as `session` names it."""
+    return key.rsplit("-", 2)[0] + "-"
 
 
 def batch(iteration: int) -> str:
@@ -181,6 +203,12 @@ def parse_epoch(key: str) -> tuple[int, str] | None:
 def parse_seal(key: str) -> int | None:
     """The segment a seal closes, None for any other key."""
     match = _SEAL.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def parse_turn(key: str) -> int | None:
+    """The segment of a recorded turn, None for any other key."""
+    match = _TURN.fullmatch(key)
     return int(match[1]) if match else None
 
 

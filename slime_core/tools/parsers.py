@@ -29,6 +29,16 @@ def parse_calls(text: str, family: str = "auto") -> list[ToolCall]:
     return []
 
 
+def split_calls(text: str, family: str = "auto") -> tuple[str, list[ToolCall]]:
+    """What a response says besides its calls, and its calls."""
+    calls = parse_calls(text, family)
+    if not calls:
+        return text, []
+    if LLAMA.match(text) and not HERMES.search(text):
+        return "", calls
+    return MISTRAL.sub("", HERMES.sub("", text)).strip(), calls
+
+
 def _hermes(text: str) -> list[ToolCall]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Qwen, Hermes)."""
     found = []

@@ -9,11 +9,13 @@ and when it ends or is ended nothing of it is left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import platform
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,10 +27,12 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_core.tools.syscall_filter import MACHINES, one_process_filter
+from slime_core.waits import Deadline
 
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin")
 LOADER = ("/etc/ld.so.cache", "/etc/alternatives")
 PROBE_S = 10.0
+BEGIN_S = 5.0
 CHUNK_BYTES = 1 << 16
 LIMITED = (
     'ulimit -c 0; ulimit -n 64; ulimit -t "$1"; ulimit -v "$2"; ulimit -f "$3"; shift 3; exec "$@"'
@@ -92,8 +96,8 @@ async def run_python_async(code: str, stdin: str = "", limits: Limits | None = N
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        box.kill()
-        await asyncio.wait({work})
+        await asyncio.to_thread(box.kill)
+        await asyncio.gather(work, return_exceptions=True)
         raise
     finally:
         box.end()
@@ -155,7 +159,7 @@ class _Box:
         began."""
         outputs, ended = self._read()
         if ended is not None:
-            self._process.kill()
+            self.kill()
         self._process.wait()
         stdout, stderr = (bytes(data).decode(errors="replace") for data in outputs)
         if ended is not None:
@@ -166,12 +170,24 @@ class _Box:
         return Ran(stdout, stderr, status["exit-code"])
 
     def kill(self) -> None:
-        """Ends the program; bubblewrap takes all it has started with it."""
+        """Ends the first process of the sandbox, and so everything in it.
+
+        To end bubblewrap alone is not enough: while it sets up, its child does not notice.
+        """
+        deadline = Deadline("bubblewrap to say which process it started", BEGIN_S)
+        while self._process.poll() is None and not deadline.expired:
+            child = self._said().get("child-pid")
+            if child is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+                break
+            time.sleep(0.002)
         self._process.kill()
 
     def end(self) -> None:
         """Leaves nothing open and nothing running."""
-        self.kill()
+        if self._process.poll() is None:
+            self.kill()
         self._process.wait()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:

@@ -52,6 +52,15 @@ def test_a_second_try_is_worth_half_and_what_is_asked_is_not_trained(tmp_path, u
         assert all(span.length == len("1234=") for span in asked[: count - 1])
 
 
+def test_the_agent_with_openais_client_is_worth_half_for_each_further_try(tmp_path, url):
+    samples = [one for group in one_segment(tmp_path, url, "agent") for one in group]
+    assert {sample.metadata["round_number"] for sample in samples} >= {1, 3}
+    for sample in samples:
+        tries = sample.metadata["round_number"]
+        assert sample.reward == (0.5 ** (tries - 1) if sample.response == sample.label else 0.0)
+        assert len(sample.spans) == 2 * tries - 1
+
+
 def test_evaluation_asks_once(tmp_path, url):
     options = {
         "eval_interval": 1,

@@ -185,7 +185,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     # graders
     "unknown grader": (
         flags("--rm-type", "exact"),
-        ["unknown --rm-type 'exact'; did you mean exact_match? known: dapo", "math_verify"],
+        ["unknown --rm-type 'exact'; did you mean exact_match? known: code", "math_verify"],
     ),
     "no module": (
         flags("--custom-rm-path", "nowhere.at.all:f"),

@@ -44,6 +44,14 @@ TP2 = {"tensor_model_parallel_size": 2}
         ({"custom_config": {"lr": 1}}, ("custom_config holds lr", "set it as such")),
         ({"tool_paths": ["calculator"]}, ("slime_core.rollout.multiturn.generate",)),
         (
+            {"agent_path": "a.py", "custom_generate_function_path": "g.py"},
+            ("(g.py) both answer prompts", "open_session"),
+        ),
+        (
+            {"custom_generate_function_path": "slime_core.agents.generate.generate"},
+            ("lets an agent work: set agent_path",),
+        ),
+        (
             {"rollout_max_prompt_len": 9, "rollout_max_context_len": 9},
             ("no room for a response", "at most 8"),
         ),

@@ -101,6 +101,22 @@ def test_the_least_busy_engine_is_taken():
     run(scenario)
 
 
+def test_a_conversation_stays_at_its_engine_while_that_one_is_there_and_has_room():
+    async def scenario(gate: EngineGate, _: list[StandInClient]) -> None:
+        await gate.set_engines(["a", "b"])
+        await gate.open()
+        async with gate.engine(2, SOON_S, prefer="b") as first:
+            async with gate.engine(1, SOON_S, prefer="b") as again:
+                assert (first.url, again.url) == ("b", "b"), "though a is idle"
+            async with gate.engine(7, SOON_S, prefer="b") as other:
+                assert other.url == "a", "b has no room for so many"
+            await gate.mark_down(first, "it failed")
+            async with gate.engine(1, SOON_S, prefer="b") as moved:
+                assert moved.url == "a"
+
+    run(scenario)
+
+
 def test_a_full_engine_makes_requests_wait_and_an_idle_one_takes_any_size():
     async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
         await gate.set_engines(["a"])

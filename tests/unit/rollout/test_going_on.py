@@ -22,7 +22,7 @@ class Engine:
         return self.stop_after is not None and len(self.bodies) >= self.stop_after
 
     @asynccontextmanager
-    async def engine(self, samples: int, wait_s: float, *, continues: bool = False):
+    async def engine(self, samples: int, wait_s: float, *, continues: bool = False, **_: Any):
         yield self
 
     async def generate_raw(self, body: dict[str, Any]) -> dict[str, Any]:
