@@ -151,11 +151,16 @@ class Gateway:
             raise ApiError(401, "no open session has this key", code="invalid_api_key")
         return session
 
+    def first_time(self, what: str) -> bool:
+        """Whether this was not asked before, for what the log says once."""
+        new = what not in self._noted
+        self._noted.add(what)
+        return new
+
     def _note(self, request: ChatRequest) -> None:
         """Says once of each setting that the run decides it."""
         for name, value in request.of_the_run.items():
-            if name not in self._noted:
-                self._noted.add(name)
+            if self.first_time(name):
                 log.warning(
                     "an agent asks for %s=%r: sampling follows the run's own settings, which the "
                     "trainer computes with", name, value,

@@ -130,7 +130,9 @@ async def _worked(
             return None, "agent_timeout", f"{args.agent_path} took more than {limit_s:g} s"
         message = f"{args.agent_path} raised {type(error).__name__}: {error}"
         trace = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-        log.warning("%s: %s\n%s", sample.describe(), message, trace)
+        gateway = current().gateway
+        if gateway is not None and gateway.first_time(trace):
+            log.warning("%s: %s\n%s", sample.describe(), message, trace)
         return None, "agent_error", message
     if reward is None:
         return None, None, ""

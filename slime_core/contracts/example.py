@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from slime_core.agents.gateway import Gateway
 from slime_core.config.loading import load_config
 from slime_core.engines.protocol import GenerateRequest, GenerateResult, parse_result
 from slime_core.plugins.args_view import ArgsView
@@ -96,7 +97,7 @@ class ExampleEngine:
 
     @asynccontextmanager
     async def engine(
-        self, samples: int, wait_s: float, *, continues: bool = False
+        self, samples: int, wait_s: float, *, continues: bool = False, prefer: str | None = None
     ) -> AsyncIterator[ExampleEngine]:
         yield self
 
@@ -145,6 +146,7 @@ def example_runtime(args: ArgsView) -> Runtime:
         hub=RewardHub(RewardSettings(rm_type="exact_match")),
         sampling=Sampling(getattr(args, "rollout_max_response_len", 64), params, 20.0),
         seed_of=lambda sample: sample.index or 0,
+        gateway=Gateway("example", GROUP),
     )
 
 

@@ -31,6 +31,8 @@ HOOKS = (
     Hook("custom_generate_function_path",
          "async def generate(args, sample, sampling_params[, evaluation]) -> Sample | list",
          "for each sample, or as generate(args, samples, evaluation=False) for each group"),
+    Hook("agent_path", "async def agent(base_url, api_key, sample) -> float | dict | None",
+         "for each sample, with a session of OpenAI's protocol"),
     Hook("rollout_sample_hook_path", "def hook(args, sample, *, rollout_id, evaluation)",
          "for each sample before it is graded"),
     Hook("dynamic_sampling_filter_path", "def filter(args, samples) -> bool | DynamicFilterOutput",

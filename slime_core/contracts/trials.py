@@ -6,9 +6,12 @@ import json
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slime_core.agents.generate import load_agent
+from slime_core.config.rollout import AGENT_GENERATE
 from slime_core.contracts.example import (
     GROUP,
     answered,
@@ -24,7 +27,7 @@ from slime_core.errors import PluginError
 from slime_core.plugins.load import is_async
 from slime_core.plugins.trainer_hooks import CALLS, load_trainer_hook
 from slime_core.rewards.hub import RewardHub, RewardSettings
-from slime_core.rewards.result import Score, ScoreFailure, ScoreResult
+from slime_core.rewards.result import Score, ScoreFailure, ScoreResult, failed_before
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import judge
 from slime_core.rollout.group import load_hook
@@ -38,6 +41,7 @@ from slime_core.tools.interface import load_tools
 
 TRIAL_S = 20.0
 SLOW_S = 0.5
+AGENT_TOKENS = 10_000
 
 
 async def trial(name: str, path: str, config: str | None) -> list[str]:
@@ -115,6 +119,25 @@ async def _generate(args: Any, path: str) -> list[str]:
         lines.append("note: no token is trained; is the loss_mask meant to be all 0?")
     if any(row.rollout_log_probs is None for row in rows):
         lines.append("note: without rollout_log_probs no correction for older weights is possible")
+    return lines
+
+
+async def _agent(args: Any, path: str) -> list[str]:
+    args.agent_path, args.agent_timeout_s = path, min(args.agent_timeout_s, TRIAL_S)
+    load_agent(path)
+    runtime = example_runtime(args)
+    runtime.sampling = replace(runtime.sampling, max_response_tokens=AGENT_TOKENS)
+    rows = await load_generate(AGENT_GENERATE).run(runtime, pending())
+    for row in rows:
+        if failure := failed_before(row.metadata):
+            raise PluginError(f"{failure.message} ({failure.reason})")
+    turns = [row.metadata["round_number"] for row in rows]
+    lines = [f"{GROUP} sessions became {len(rows)} rows with the turns {turns}, "
+             f"worth {[row.reward for row in rows]}"]  # fmt: skip
+    if any(row.reward is None for row in rows):
+        lines.append("note: where it returns None, the configured grader decides")
+    if len(rows) > GROUP:
+        lines.append("note: it does not always go on from what was said, which begins rows anew")
     return lines
 
 
@@ -218,6 +241,7 @@ TRIALS: dict[str, Callable[[Any, str], Awaitable[list[str]]]] = {
     "custom_rm_path": _reward,
     "group_rm": _group_reward,
     "custom_generate_function_path": _generate,
+    "agent_path": _agent,
     "rollout_sample_hook_path": _sample_hook,
     "dynamic_sampling_filter_path": _filter,
     "buffer_filter_path": _buffer,

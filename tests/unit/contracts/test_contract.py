@@ -25,6 +25,7 @@ WRITTEN_FOR_SLIME = [
      "raw rewards [1.0, 0.0, 0.0, 1.0,"),
     ("data_source_path", "source.py:EasyFirst", "(its state is kept)"),
     ("data-source-path", "source.py:Arithmetic", "(its state is kept)"),
+    ("agent", "../../examples/agent.py:agent", "4 sessions became 4 rows with the turns"),
     ("rollout", "rollout.py:generate_rollout", "3 groups were drawn, 3 returned, 0 given back"),
 ]  # fmt: skip
 
