@@ -31,6 +31,7 @@ _MARK = "_slime_flow_cpu_layer"
 _EXPECTED_WARNINGS = (
     ".*(Transformer Engine|Apex).* not installed",
     "full scope is deprecated",
+    "When using async grad allreduce",
     "The .grad attribute of a Tensor that is not a leaf",
 )
 _FACTORIES = (

@@ -103,7 +103,15 @@ class Replay:
         self._state = ""
 
     def run(self, iterations: range, changed: ConfigOf | None = None) -> Iterator[Compared]:
-        """Brings a trainer to the state before the first iteration, then trains each.
+        """Trains iterations again as `results` does, and compares each with its ledger."""
+        for k, result in self.results(iterations, changed):
+            yield _compared(k, self.chain[k].result["steps"], result["steps"])
+
+    def results(
+        self, iterations: range, changed: ConfigOf | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Brings a trainer to the state before the first iteration, then trains each and gives
+        what came of it.
 
         Args:
             iterations: which; without gaps.
@@ -119,8 +127,7 @@ class Replay:
         with self._trainer_before(iterations.start, given(self.chain[iterations.start])):
             for k in iterations:
                 self._use(given(self.chain[k]))
-                result = self._train(k, self._content(k))
-                yield _compared(k, self.chain[k].result["steps"], result["steps"])
+                yield k, self._train(k, self._content(k))
 
     def probe(self, k: int, variants: dict[str, ConfigOf]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Gradients of batch k with the weights before iteration k; no weight changes.
