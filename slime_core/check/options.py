@@ -14,7 +14,8 @@ from slime_core.engines.sglang_options import needs_sglang, option_list, option_
 from slime_core.megatron.arguments import check_names, resolve
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.divisible import check_divisible
-from slime_core.weights.tables import ModelShape
+from slime_core.megatron.selection import trained_names
+from slime_core.weights.tables import ModelShape, bind
 
 
 def check_megatron(
@@ -43,6 +44,10 @@ def check_megatron(
         resolved = resolve(settings, shape, classes)
         findings.attempt(resolved.settings.check)
         findings.attempt(lambda: check_divisible(resolved.settings, shape, resolved.transformer))
+        train = config.train
+        only, frozen = train.only_train_params_name_list, train.freeze_params_name_list
+        names = [entry.megatron for entry in bind(shape)]
+        findings.attempt(lambda: trained_names(names, only, frozen))
         if resolved.without_effect:
             listed = ", ".join(sorted(resolved.without_effect))
             findings.notes.append(f"megatron: without effect here: {listed}")

@@ -50,11 +50,16 @@ class RankProcesses:
     def save(self, directory: str) -> None:
         self._all("save", directory)
 
-    def train(self, *args: Any) -> dict[str, Any]:
-        return self._all("train", *args)
+    def train(
+        self, epoch: int, expect: str, next_state: str, batch_digest: str, batch: Any, seed: int,
+        forced_skips: Sequence[bool] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        return self._all(
+            "train", epoch, expect, next_state, batch_digest, batch, seed, forced_skips
+        )
 
-    def probe(self, *args: Any) -> dict[str, Any]:
-        return self._all("probe", *args)
+    def probe(self, batch: Any, seed: int) -> dict[str, Any]:
+        return self._all("probe", batch, seed)
 
     def close(self) -> None:
         """Ends the processes."""

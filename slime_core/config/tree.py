@@ -128,6 +128,11 @@ class TrainGroup(Group):
     """Learning rate."""
     clip_grad: Numeric[float] = Field(default=1.0, ge=0)
     """Bound of the gradient norm; 0 does not clip."""
+    only_train_params_name_list: Identity[list[str] | None] = None
+    """Train only parameters whose Megatron name fits one of these patterns, such as mlp; layers
+    are numbered over the whole model."""
+    freeze_params_name_list: Identity[list[str] | None] = None
+    """Leave parameters as they are whose Megatron name fits one of these patterns."""
     save_interval: Operational[int | None] = Field(default=None, ge=1)
     """Iterations between checkpoints, besides those that max_replay_s asks for."""
     max_replay_s: Operational[float] = Field(default=300.0, gt=0)

@@ -17,6 +17,7 @@ from slime_core.errors import ConfigError
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.option_types import check_type
 from slime_core.megatron.settings import TrainerSettings
+from slime_core.megatron.unsupported import refuse_unsupported
 from slime_core.near import nearest
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ def check_names(options: Mapping[str, Any], classes: Fields | None = None) -> No
                 )
         elif name not in _FROM_MODEL and name not in _WITHOUT_EFFECT:
             check_type(given, value, _type_of(name, classes))
+            refuse_unsupported(given, name, value)
 
 
 def resolve(

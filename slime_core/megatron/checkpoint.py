@@ -84,6 +84,8 @@ def _sharded(state: TrainState, loading: bool) -> dict[str, Any]:
         "distrib_optim_sharding_type": FORMAT,
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel.replica_group(),
+        # Layers usually stand stacked in one tensor, which must not have holes.
+        "non_homogeneous_layers": state.model.partly_trained,
     }
     _fill_state(state.optimizer)
     model = {"model": state.model.sharded_state_dict(metadata=metadata)}

@@ -13,11 +13,13 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime_core.errors import ConfigError
+from slime_core.megatron import parallel
 from slime_core.megatron.arguments import ResolvedOptions, has_parameter
 from slime_core.megatron.attention import Pack
 from slime_core.megatron.divisible import check_divisible
 from slime_core.megatron.layer_spec import decoder_spec
 from slime_core.megatron.rotary import rotary_frequencies, rotary_tables
+from slime_core.megatron.selection import trained_names
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.hf_files import HFTensors
 from slime_core.weights.tables import BoundEntry, ModelShape, bind, padded_vocab_size
@@ -91,6 +93,8 @@ class PolicyModel(GPTModel):
     inverse_frequencies: torch.Tensor
     own_parameters: frozenset[str] = frozenset()
     """Parameters that a checkpoint of the family does not have."""
+    partly_trained: bool = False
+    """Some parameters, on this rank or another, are not trained."""
 
     def pack(self, cu_seqlens: torch.Tensor, positions: torch.Tensor, max_seqlen: int) -> Pack:
         """Describes a packed micro-batch to the layers.
@@ -248,6 +252,28 @@ def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry
             # The last stage of a tied model keeps a copy of the embedding as its head.
             found["output_layer.weight"] = entry
     return {name: entry for name, entry in found.items() if name not in model.own_parameters}
+
+
+def select_trained(model: PolicyModel, shape: ModelShape, settings: TrainerSettings) -> None:
+    """Keeps gradients and optimizer state away from parameters that are not to be trained. A
+    collective.
+
+    Raises:
+        ConfigError: a pattern fits nothing, or a pipeline stage would train nothing.
+    """
+    only, frozen = settings.only_train_params_name_list, settings.freeze_params_name_list
+    if not only and not frozen:
+        return
+    chosen = trained_names([entry.megatron for entry in bind(shape)], only, frozen)
+    model.partly_trained = True
+    parameters = dict(model.named_parameters())
+    for name, entry in local_entries(model, shape).items():
+        parameters[name].requires_grad_(entry.megatron in chosen)
+    if not all(parallel.gather_objects(any(p.requires_grad for p in parameters.values()))):
+        raise ConfigError(
+            "only_train_params_name_list and freeze_params_name_list leave a pipeline stage "
+            "without a parameter to train: use fewer stages, or train some of each"
+        )
 
 
 @torch.no_grad()

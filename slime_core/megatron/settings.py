@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ class TrainerSettings:
         logits_chunk_tokens: positions whose logits are in memory at once; None takes as many as
             LOGITS_AT_ONCE logits of a rank's part of the vocabulary allow.
         make_vocab_size_divisible_by: vocabulary rows are padded to a multiple of it.
+        only_train_params_name_list, freeze_params_name_list: patterns, see selection.py.
         megatron: further Megatron options by name, see arguments.py.
     """
 
@@ -100,6 +101,8 @@ class TrainerSettings:
     logits_chunk_tokens: int | None = None
     make_vocab_size_divisible_by: int = 128
 
+    only_train_params_name_list: Sequence[str] | None = None
+    freeze_params_name_list: Sequence[str] | None = None
     megatron: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -30,7 +30,7 @@ from slime_core.megatron.checkpoint import load_checkpoint, stage_state
 from slime_core.megatron.critic import as_metrics, build_critic
 from slime_core.megatron.digest import digest_as_on_one_rank, weights_digest
 from slime_core.megatron.export import export_hf, named_hf_tensors
-from slime_core.megatron.model import build_model
+from slime_core.megatron.model import build_model, select_trained
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
 from slime_core.megatron.passes import Passes
@@ -75,6 +75,7 @@ class PolicyTrainer:
         parallel.start(self.settings)
         try:
             model, self.shape = build_model(self.settings, shape, options)
+            select_trained(model, self.shape, self.settings)
             self.state = build_train_state(model, self.settings, options)
             algorithm = self.settings.algorithm
             self.hooks = load_trainer_hooks(algorithm, self.settings.args)

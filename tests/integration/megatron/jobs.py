@@ -161,6 +161,54 @@ def write_slowly(settings: dict[str, Any], batch: TrainBatch, folder: str) -> No
         time.sleep(600)
 
 
+def counted_passes(settings: dict[str, Any], batch: TrainBatch) -> dict[str, Any]:
+    """One step, how often each kind of layer ran, and the bytes that forward kept for backward."""
+    import torch
+
+    with trainer(settings) as rank:
+        from megatron.core.transformer.mlp import MLP
+
+        from slime_core.megatron.attention import PackedAttention
+
+        assert rank._trainer is not None
+        counts = {"attention": 0, "feed_forward": 0}
+        for module in rank._trainer.state.model.modules():
+            for kind, name in ((PackedAttention, "attention"), (MLP, "feed_forward")):
+                if isinstance(module, kind):
+                    module.register_forward_pre_hook(
+                        lambda *_, n=name: counts.__setitem__(n, counts[n] + 1)
+                    )
+        inside, kept = False, 0
+
+        def enter(at: bool) -> None:
+            nonlocal inside
+            inside = at
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += inside * (tensor.nbytes if not isinstance(tensor, torch.nn.Parameter) else 0)
+            return tensor
+
+        decoder = rank._trainer.state.model.decoder
+        decoder.register_forward_pre_hook(lambda *_: enter(True))
+        decoder.register_forward_hook(lambda *_: enter(False))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            step = rank.train(1, "s0", "s1", "b", batch, 0)["steps"][0]
+        return {"step": step, "kept_bytes": kept, **counts}
+
+
+def moved_masters(settings: dict[str, Any], batch: TrainBatch, steps: int) -> dict[str, Any]:
+    """Largest change of a float32 master weight over some steps."""
+    with trainer(settings) as rank:
+        assert rank._trainer is not None
+        masters = [p for g in rank._trainer.state.optimizer.param_groups for p in g["params"]]
+        before = [master.detach().clone() for master in masters]
+        for number in range(steps):
+            rank.train(1, f"s{number}", f"s{number + 1}", "b", batch, 0)
+        moved = [(m - b).abs().max().item() for m, b in zip(masters, before, strict=True)]
+        return {"largest": max(moved), "dtype": str(masters[0].dtype)}
+
+
 def reshard(settings: dict[str, Any], load: str, save: str, batch: TrainBatch) -> dict[str, Any]:
     """Loads a checkpoint and saves it in this layout; then the next step's numbers."""
     with trainer(settings) as rank:

@@ -48,7 +48,7 @@ def test_they_train_as_one_and_a_lost_one_ends_the_other(model: str) -> None:
 
 
 def test_what_one_of_them_refuses_is_told_as_it_was_said(model: str) -> None:
-    made = ranks(model, pipeline_model_parallel_size=2)
+    made = ranks(model)
     made.setup()
     with pytest.raises(TrainerError, match="the call expects"):
         made.train(0, "elsewhere", "s1", "b", models.random_batch(models.VOCAB), 1, None)

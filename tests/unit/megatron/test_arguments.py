@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import _FIXED, _NEGATIONS, check_names, known_names, resolve
@@ -80,7 +79,6 @@ def test_each_option_reaches_its_class() -> None:
         tensor_model_parallel_size=2,
         bf16=True,
         loss_scale=1.0,
-        exp_avg_dtype="bfloat16",
         decoder_first_pipeline_num_layers=3,
         overlap_grad_reduce=True,
     )
@@ -90,7 +88,7 @@ def test_each_option_reaches_its_class() -> None:
         "recompute_method": "uniform",
         "num_layers_in_first_pipeline_stage": 3,
     }
-    assert found.optimizer == {"loss_scale": 1.0, "exp_avg_dtype": torch.bfloat16}
+    assert found.optimizer == {"loss_scale": 1.0}
     assert found.ddp == {"overlap_grad_reduce": True}
     settings = found.settings
     assert (settings.adam_beta2, settings.min_lr, settings.lr_decay_style) == (0.95, 1e-8, "cosine")
@@ -118,6 +116,13 @@ def test_each_option_reaches_its_class() -> None:
         ({"no_check_for_nan_in_loss_and_grad": False}, "supports True only"),
         ({"check_for_nan_in_grad": True}, "supports False only"),
         ({"distributed_backend": True}, "must be str"),
+        ({"use_precision_aware_optimizer": True}, "needs Transformer Engine's Adam"),
+        ({"exp_avg_dtype": "bfloat16"}, "needs Transformer Engine's Adam"),
+        ({"optimizer_cpu_offload": True}, "the memory of the host, which is not there yet"),
+        ({"optimizer_offload_fraction": 0.5}, "the memory of the host, which is not there yet"),
+        ({"cpu_offloading": True}, "needs Transformer Engine"),
+        ({"recompute_modules": ["core_attn", "layernorm"]}, "'layernorm' cannot be recomputed"),
+        ({"mtp_num_layers": 1}, "supports None only"),
     ],
 )
 def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> None:
