@@ -16,10 +16,14 @@ from flows.server import die_with_parent
 
 PARENT_CHECK_S = 1.0
 GRACE_S = 4
+WAL_PRAGMAS = ("wal_autocheckpoint = 256", f"journal_size_limit = {2**20}")
+"""The write-ahead log is brought into the database after each megabyte, and cut back to that once
+it is empty. It would stay at twice the database of a short run otherwise."""
 
 
 def create_app() -> Any:
-    """Prefect's API and pages, with write transactions that take the lock when they begin.
+    """Prefect's API and pages, with write transactions that take the lock when they begin, and a
+    write-ahead log that stays small.
 
     A deferred SQLite transaction that reads first cannot become a writer while another one
     writes: it fails at once, whatever the busy timeout, and the client sleeps two seconds before
@@ -37,7 +41,17 @@ def create_app() -> Any:
         async with begin_deferred(self, session, with_for_update=True) as transaction:
             yield transaction
 
+    setup = AioSqliteConfiguration.setup_sqlite
+
+    def setup_small(self: AioSqliteConfiguration, conn: Any, record: Any) -> None:
+        setup(self, conn, record)
+        cursor = conn.cursor()
+        for pragma in WAL_PRAGMAS:
+            cursor.execute(f"pragma {pragma}")
+        cursor.close()
+
     AioSqliteConfiguration.begin_transaction = begin_immediate
+    AioSqliteConfiguration.setup_sqlite = setup_small
     return prefect_app(final=True)
 
 

@@ -26,6 +26,8 @@ from flows.prefect_api import RUN_TAG
 
 EVENTS_KEPT = 50
 """Iterations whose events stay. Events are most of the bytes, and automations look at new ones."""
+SIGNS_KEPT_S = 600.0
+"""Age from which a run's own signs of life go, which come with the time and not with iterations."""
 BUSY_TIMEOUT_S = 20.0
 SETTLED_S, EVENTS_SETTLED_S = 20.0, 10.0
 """Ages from which nothing more comes for an iteration: the server writes task runs and events in
@@ -49,6 +51,24 @@ TOLD = """
 select id from events where event = ? and resource_id = ?
   and json_extract(payload, '$.iteration') < ? order by occurred limit ?
 """
+OF_ARTIFACTS = """
+select event_id from event_resources
+where resource_id in (select 'prefect.artifact.' || id from artifact where flow_run_id = ?)
+"""
+SIGNS = """
+select id from events
+where event in ('prefect.flow-run.heartbeat', 'prefect.artifact.updated') and occurred < ?
+  and id in (
+    select told.event_id from event_resources told
+    join flow_run parent on told.resource_id = 'prefect.flow-run.' || parent.id
+    where parent.parent_task_run_id is null
+      and exists (select 1 from json_each(parent.tags) where value = ?)
+      and told.occurred < ?
+  )
+limit ?
+"""
+WAL_MOST_BYTES = 2**20
+"""Size to which the write-ahead log shrinks again once all of it stands in the database."""
 
 
 class Pruner(Protocol):
@@ -90,12 +110,16 @@ class OwnDatabase:
                 _delete_events(database, flow_run)
             told = database.execute(TOLD, [DONE, resource_id(run_id), below, most])
             _delete_these(database, [row[0] for row in told.fetchall()])
+            before = _ago(SIGNS_KEPT_S)
+            signs = database.execute(SIGNS, [before, f"{RUN_TAG}{run_id}", before, most])
+            _delete_these(database, [row[0] for row in signs.fetchall()])
             return len(old)
 
     def _opened(self) -> sqlite3.Connection:
         uri = f"file:{self.path}?mode=rw"
         opened = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         opened.execute("pragma foreign_keys = on")  # task runs and states go with their flow run
+        opened.execute(f"pragma journal_size_limit = {WAL_MOST_BYTES}")
         return opened
 
 
@@ -141,16 +165,22 @@ def _ended(
 ) -> list[tuple[str, str]]:
     """Flow run and task run (that stands for it in its parent) of ended iterations, oldest
     first."""
-    settled = datetime.now(UTC) - timedelta(seconds=age_s)
-    given = [f"{RUN_TAG}{run_id}", f"iteration {below:06d}", f"{settled:%Y-%m-%d %H:%M:%S.%f}"]
+    given = [f"{RUN_TAG}{run_id}", f"iteration {below:06d}", _ago(age_s)]
     found = database.execute(f"{ENDED}{further}{LIMIT}", [*given, most]).fetchall()
     return [(flow_run, holder) for flow_run, holder, name in found if NAMED.fullmatch(name)]
 
 
+def _ago(seconds: float) -> str:
+    """A time in the past as the database writes it."""
+    return f"{datetime.now(UTC) - timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S.%f}"
+
+
 def _delete_events(database: sqlite3.Connection, flow_run: str) -> None:
-    """The events of a subflow and of everything in it: each names the subflow."""
+    """The events of a subflow and of everything in it: each names the subflow, but for those of
+    its artifacts, which name the flow run whose thread made them."""
     query = "select event_id from event_resources where resource_id = ?"
     told = database.execute(query, [f"prefect.flow-run.{flow_run}"]).fetchall()
+    told += database.execute(OF_ARTIFACTS, [flow_run]).fetchall()
     _delete_these(database, [row[0] for row in told])
 
 

@@ -153,6 +153,34 @@ def rows(database, query: str, *values) -> int:
         return opened.execute(query, values).fetchone()[0]
 
 
+def told_artifacts(database, run_id: str, k: int) -> int:
+    """Events that tell of an iteration's artifact, which name another flow run than its own."""
+    query = (
+        "select count(*) from events where event = 'prefect.artifact.created' and payload like ?"
+    )
+    return rows(database, query, f'%"{run_id}, iteration {k:06d}"%')
+
+
+@pytest.mark.slow
+def test_signs_of_life_of_a_run_are_kept_for_a_while(server, tmp_path, monkeypatch):
+    StandIn(tmp_path, "run-signs", num_rollout=1).train()
+    [parent] = flow_runs_of("run-signs")
+    settled(server.home / "prefect.db", children_of(parent))
+    query = """
+      select count(*) from events e join event_resources r on r.event_id = e.id
+      where r.resource_id = ? and e.event in
+        ('prefect.flow-run.heartbeat', 'prefect.artifact.updated', 'prefect.flow-run.Running')
+    """
+    database, resource = server.home / "prefect.db", f"prefect.flow-run.{parent.id}"
+    before = rows(database, query, resource)
+    own = OwnDatabase(database)
+    own.prune_events("run-signs", below=0, most=50)
+    assert rows(database, query, resource) == before >= 3
+    monkeypatch.setattr(retention, "SIGNS_KEPT_S", 0.0)
+    own.prune_events("run-signs", below=0, most=50)
+    assert rows(database, query, resource) == 1, "the state's event stays"
+
+
 def settled(database, runs):
     """Waits until the server has written all events of these flow runs."""
     EventsWorker.drain_all(timeout=10)
@@ -177,6 +205,9 @@ def test_old_iterations_leave_the_servers_database_and_others_stay(server, tmp_p
     [old], [other] = flow_runs_of("run-old"), flow_runs_of("run-other")
     iterations, others = children_of(old), children_of(other)
     settled(database, iterations + others)
+    poll("events of artifacts", 20, lambda: all(
+        told_artifacts(database, run_id, k) for run_id in ("run-old", "run-other") for k in range(4)
+    ) or None)  # fmt: skip
     own = OwnDatabase(database)
     assert own.prune("run-old", below=3, most=2) == 2
     assert own.prune("run-old", below=3, most=2) == 1
@@ -205,6 +236,8 @@ def test_old_iterations_leave_the_servers_database_and_others_stay(server, tmp_p
     told = [rows(database, "select count(*) from event_resources where resource_id = ?",
                  f"prefect.flow-run.{run.id}") > 0 for run in others]  # fmt: skip
     assert told == [False, False, True, True] and len(children_of(other)) == 4
+    for run_id, kept in (("run-old", [0, 0, 0, 1]), ("run-other", [0, 0, 1, 1])):
+        assert [told_artifacts(database, run_id, k) for k in range(4)] == kept, run_id
     with get_client(sync_client=True) as client:
         assert OtherServer(client).prune("run-other", below=2, most=10) == 2
     assert [run.name for run in children_of(other)] == ["iteration 000002", "iteration 000003"]
