@@ -1,4 +1,4 @@
-"""The graders `ifeval` and `ifbench`: does a response follow verifiable instructions?
+"""The grader `ifeval`: does a response follow verifiable instructions?
 
 Instructions are named as in IFEval (Zhou et al. 2023) by metadata["instruction_id_list"], with
 their arguments in metadata["kwargs"]. No language model or network is asked; an instruction that
@@ -24,6 +24,11 @@ def grade_ifeval(response: str, label: str | None, metadata: dict[str, Any]) -> 
     Raises:
         RewardError: no instructions, or one that cannot be checked here.
     """
+    return grade_with(CHECKS, response, metadata)
+
+
+def grade_with(checks: Mapping[str, Check], response: str, metadata: dict[str, Any]) -> float:
+    """The same with a table of instructions by name."""
     names = metadata.get("instruction_id_list") or []
     arguments = metadata.get("kwargs")
     arguments = [{}] * len(names) if arguments is None else arguments
@@ -31,16 +36,22 @@ def grade_ifeval(response: str, label: str | None, metadata: dict[str, Any]) -> 
         raise RewardError("metadata needs instruction_id_list, and kwargs of the same length")
     text = after_thinking(response).strip()
     return float(
-        all(follows(text, name, given or {}) for name, given in zip(names, arguments, strict=True))
+        all(
+            follows(text, name, given or {}, checks)
+            for name, given in zip(names, arguments, strict=True)
+        )
     )
 
 
-def follows(text: str, name: str, arguments: Mapping[str, Any]) -> bool:
+def follows(
+    text: str, name: str, arguments: Mapping[str, Any], checks: Mapping[str, Check] | None = None
+) -> bool:
     """Whether a text follows one instruction; empty texts follow none."""
-    if name not in CHECKS:
-        raise RewardError(f"instruction {name!r} cannot be checked; known: {', '.join(CHECKS)}")
+    checks = CHECKS if checks is None else checks
+    if name not in checks:
+        raise RewardError(f"instruction {name!r} cannot be checked; known: {', '.join(checks)}")
     given = {key: value for key, value in arguments.items() if value is not None}
-    return bool(text.strip()) and CHECKS[name](text, **given)
+    return bool(text.strip()) and checks[name](text, **given)
 
 
 def compares(count: int, wanted: int, relation: str) -> bool:

@@ -73,7 +73,7 @@ GRADERS = {
         Grader("gsm8k_flexible", "gsm8k:grade_gsm8k_flexible"),
         Grader("f1", "qa:grade_f1", ("text",)),
         Grader("ifeval", "ifeval:grade_ifeval", ("text",), needs_label=False),
-        Grader("ifbench", "ifeval:grade_ifeval", ("text",), needs_label=False),
+        Grader("ifbench", "ifbench:grade_ifbench", ("ifeval", "text"), needs_label=False),
         Grader("regex", "patterns:grade_regex", needs_label=False),
         Grader("json_schema", "patterns:grade_json_schema", ("text",), needs_label=False),
         Grader(
