@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -229,8 +229,12 @@ def deliver(config: RunConfig, run_id: str) -> list[str]:
     return outbox.close("FINISHED", TRACKER_TIMEOUT_S)
 
 
-def trackers_of(config: RunConfig, run_id: str) -> list[MlflowTracker]:
-    """Where metrics go besides metrics.jsonl."""
+def trackers_of(config: RunConfig, run_id: str, guest: bool = False) -> list[MlflowTracker]:
+    """Where metrics go besides metrics.jsonl.
+
+    Args:
+        guest: another process brings the run there, so its state and parameters are left alone.
+    """
     if not config.tracking.use_mlflow:
         return []
     location = join_url(store_url(config.run.workspace, config.store.store_url), run_id)
@@ -247,8 +251,9 @@ def trackers_of(config: RunConfig, run_id: str) -> list[MlflowTracker]:
             CONFIG_TAG: numeric_digest(config),
             **git_commit(),
         },
-        system_metrics=config.tracking.mlflow_system_metrics,
+        system_metrics=config.tracking.mlflow_system_metrics and not guest,
     )
+    settings = replace(settings, guest=guest)
     backend = open_backend(location)
     return [MlflowTracker(settings, lambda key: sample_rows(backend, key))]
 

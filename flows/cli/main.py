@@ -28,6 +28,7 @@ COMMANDS = {
     "replay": "train stored batches again, as they were or with other flags, and compare",
     "compare": "what other algorithms would make of a stored batch",
     "audit": "train a stored iteration in another layout or precision, and compare each metric",
+    "eval": "evaluate a run's stored weights, or a model, on held-out prompts",
     "rescore": "grade stored samples again with another grader",
     "fork": "start a new run from an iteration of another one",
     "gc": "compact a run's rows, give old ones up, delete what nothing needs",

@@ -106,6 +106,14 @@ def _scans(
         else:
             findings.fact("data", **{spec: f"{rows} rows"})
         _labels(config, first, findings)
+    return found + scan_datasets(config, datasets, scan_s, findings)
+
+
+def scan_datasets(
+    config: RunConfig, datasets: list[EvalDataset], scan_s: float, findings: Findings
+) -> list[tuple[Scan, Wanted]]:
+    """The prompts of each evaluation dataset; a file that several read alike is read once."""
+    found: list[tuple[Scan, Wanted]] = []
     done = set()
     for dataset in datasets:
         settings = _settings_of(dataset, config)

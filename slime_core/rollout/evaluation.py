@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from slime_core.errors import ConfigError, EngineError, RewardError
 from slime_core.evaluation.datasets import EvalDataset
 from slime_core.evaluation.passk import pass_curve
 from slime_core.evaluation.resolve import eval_datasets
-from slime_core.refs import Ref
+from slime_core.refs import Ref, digest_of
 from slime_core.rewards.hub import RewardHub
 from slime_core.rewards.result import ScoreFailure
 from slime_core.rollout.custom import load_generate
@@ -23,12 +23,11 @@ from slime_core.rollout.generate import Sampling, tokenize_prompt
 from slime_core.rollout.group import GroupMaker
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.settings import EvalJob
-from slime_core.run.follower import Follower
 from slime_core.sample import Sample, Status
 from slime_core.seeds import derive_seed
 from slime_core.store import layout
 from slime_core.store.backend import Backend
-from slime_core.store.documents import put_document
+from slime_core.store.documents import Owner, put_document
 from slime_core.store.evals import put_eval_rows
 from slime_core.store.urls import Fetched
 from slime_core.tools.interface import load_tools
@@ -68,8 +67,28 @@ class Evaluator:
             if dataset.custom_generate_function_path:
                 load_generate(dataset.custom_generate_function_path)
 
-    async def run(self, owner: Follower, job: EvalJob) -> Ref:
+    def settings_digest(self, name: str) -> str:
+        """Digest (hex) of what a dataset's result depends on besides the weights: its prompts,
+        how they are asked and what is read from a reward. Paths do not count."""
+        given = asdict(self._datasets[name])
+        del given["path"], given["name"]
+        config = self._config
+        return digest_of(
+            {
+                **given,
+                "prompts": self._sources[name].fingerprint,
+                "seed": config.run.seed,
+                "reward_key": config.eval.eval_reward_key or config.rewards.reward_key,
+                "context": config.rollout.rollout_max_context_len,
+                "function": config.eval.eval_function_path or config.rollout.rollout_function_path,
+            }
+        )
+
+    async def run(self, owner: Owner | None, job: EvalJob) -> Ref:
         """Evaluates one dataset; the first stored result of a version stays.
+
+        Args:
+            owner: of the run, who guards what is stored; None outside of a run.
 
         Raises:
             as `answered` and `store`.
@@ -128,6 +147,7 @@ class Evaluator:
             "dataset": dataset.name,
             "version": job.version,
             "iteration": job.iteration,
+            "settings": self.settings_digest(dataset.name),
             "metrics": metrics,
         }
         rows = layout.evaluation(job.version, dataset.name, "arrow")

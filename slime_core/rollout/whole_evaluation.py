@@ -16,8 +16,8 @@ from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.settings import EvalJob
 from slime_core.rollout.slime_rollout import EVALUATE
 from slime_core.rollout.whole import WholeRollout
-from slime_core.run.follower import Follower
 from slime_core.sample import Sample, Status
+from slime_core.store.documents import Owner
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class WholeEvaluation:
     evaluator: Evaluator
     _last: tuple[str, dict[str, Any], dict[str, float]] | None = field(default=None, init=False)
 
-    async def run(self, runtime: Runtime, args: Any, owner: Follower, job: EvalJob) -> Ref:
+    async def run(self, runtime: Runtime, args: Any, owner: Owner | None, job: EvalJob) -> Ref:
         """Stores the function's result for one dataset.
 
         Raises:

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,15 @@ from slime_core.agents.turn_log import TurnLog, forget_turns, recorded_turns
 from slime_core.data.custom_source import CustomSource
 from slime_core.data.sources import PromptSource
 from slime_core.data.tokenizer import load_tokenizer
-from slime_core.engines.client import EngineClient
 from slime_core.errors import DigestError, StaleOwnerError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.refs import Ref
-from slime_core.rewards.hub import RewardHub, RewardSettings
+from slime_core.rewards.hub import RewardHub
 from slime_core.rollout.bridge import what_changes
 from slime_core.rollout.draw_log import DrawLog
 from slime_core.rollout.evaluation import Evaluator
 from slime_core.rollout.gate import EngineGate
-from slime_core.rollout.generate import Sampling, tokenize_prompt
+from slime_core.rollout.generate import tokenize_prompt
 from slime_core.rollout.group import GroupMaker
 from slime_core.rollout.handed_out import HandedOut
 from slime_core.rollout.outcome import Outcome
@@ -41,6 +41,7 @@ from slime_core.rollout.segment import (
 )
 from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, kept_prefixes
 from slime_core.rollout.settings import EvalJob, RolloutSettings
+from slime_core.rollout.setup import client_of, reward_settings, sampling_of
 from slime_core.rollout.source_of_run import open_source, select_of
 from slime_core.rollout.whole import (
     WholeRollout,
@@ -80,7 +81,8 @@ class RolloutWorker:
             join_url(settings.store_url, settings.run_id), fsync=config.store.store_fsync
         )
         self._cache = NodeCache(self._backend, settings.cache)
-        self._gate = EngineGate(self._connect, config.rollout.sglang_server_concurrency)
+        connect = partial(client_of, config)
+        self._gate = EngineGate(connect, config.rollout.sglang_server_concurrency)
         self._epoch = -1
         self._part_seq = itertools.count()
         self._recorded: dict[str, list[str]] = {}
@@ -108,7 +110,7 @@ class RolloutWorker:
         path = training_path(self._config.rollout.rollout_function_path)
         limit_s = self._config.fault_tolerance.stage_timeout_s
         self._whole = WholeRollout.load(path, limit_s) if path else None
-        self._hub = RewardHub(self._reward_settings(), self._args)
+        self._hub = RewardHub(reward_settings(self._config, self._tokenizer), self._args)
         self._maker = GroupMaker(
             self._args, Scorer(self._hub, self._config.rewards.reward_error_policy)
         )
@@ -322,29 +324,12 @@ class RolloutWorker:
             tokenizer=self._tokenizer,
             gate=self._gate,
             hub=self._hub,
-            sampling=self._sampling(),
+            sampling=sampling_of(self._config),
             seed_of=self._seed_of,
             stopping=stopping,
             home=asyncio.get_running_loop(),
             gateway=self._gateway,
             turn_log=None if segment is None else turn_log,
-        )
-
-    def _sampling(self) -> Sampling:
-        rollout = self._config.rollout
-        params = {
-            "temperature": rollout.rollout_temperature,
-            "top_p": rollout.rollout_top_p,
-            "top_k": rollout.rollout_top_k,
-            "stop": rollout.rollout_stop or None,
-            "stop_token_ids": rollout.rollout_stop_token_ids or None,
-            "skip_special_tokens": rollout.rollout_skip_special_tokens,
-            "no_stop_trim": True,
-            "spaces_between_special_tokens": False,
-        }
-        timeout_s = self._config.fault_tolerance.request_timeout_s
-        return Sampling(
-            rollout.rollout_max_response_len, params, timeout_s, rollout.rollout_max_context_len
         )
 
     def _seed_of(self, sample: Sample) -> int:
@@ -358,25 +343,6 @@ class RolloutWorker:
     def _tokenize(self, sample: Sample) -> None:
         chat = self._config.rollout.generate_path is not None
         tokenize_prompt(sample, self._tokenizer, chat=chat)
-
-    def _reward_settings(self) -> RewardSettings:
-        rewards = self._config.rewards
-        end_tokens = [self._tokenizer.eos_token, self._tokenizer.pad_token]
-        return RewardSettings(
-            rm_type=rewards.rm_type,
-            custom_rm_path=rewards.custom_rm_path,
-            reward_key=rewards.reward_key,
-            eval_reward_key=self._config.eval.eval_reward_key,
-            group_rm=rewards.group_rm,
-            rm_url=rewards.rm_url,
-            reward_timeout_s=rewards.reward_timeout_s,
-            reward_workers=rewards.reward_workers,
-            end_tokens=tuple(token for token in end_tokens if token),
-        )
-
-    def _connect(self, url: str) -> EngineClient:
-        limit_s = self._config.fault_tolerance.request_timeout_s
-        return EngineClient(url, generate_timeout_s=limit_s)
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch < self._epoch:

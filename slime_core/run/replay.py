@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from slime_core.config.fields import numeric_digest
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, DigestError, StoreError
+from slime_core.run.context import FIRST_LINEAGE
 from slime_core.seeds import derive_seed
 from slime_core.stages.regroup import regrouped
 from slime_core.store.batch import Batch, read_batch
@@ -38,6 +39,7 @@ class Rank(Protocol):
     def set_state(self, state: str) -> None: ...
     def load(self, directory: str) -> dict[str, Any]: ...
     def save(self, directory: str) -> None: ...
+    def export_hf(self, directory: str, version: str) -> dict[str, Any]: ...
     def train(
         self, epoch: int, expect: str, next_state: str, batch_digest: str, batch: Any, seed: int,
         forced_skips: Sequence[bool] | None = None,
@@ -157,8 +159,15 @@ class Replay:
             )
 
     @contextmanager
-    def _trainer_before(self, k: int, config: RunConfig) -> Iterator[None]:
-        """A trainer with the state before iteration k and a configuration, ended afterwards."""
+    def _trainer_before(self, k: int, config: RunConfig, honest: bool = False) -> Iterator[None]:
+        """A trainer with the state before iteration k and a configuration, ended afterwards.
+
+        Args:
+            honest: what is trained on the way there must give the weights that the run had.
+
+        Raises:
+            DigestError: it does not, or what it needs is gone.
+        """
         checkpoint = self._checkpoint_before(k)
         first = 0 if checkpoint is None else checkpoint.iteration + 1
         self._config = self._config_of(self.chain[first]) if first < k else config
@@ -167,16 +176,46 @@ class Replay:
             self._begin(checkpoint, self._rank.setup()["weights_digest"])
             for i in range(first, k):
                 self._use(self._config_of(self.chain[i]))
-                self._train(i, self._stored(i))
+                steps = self._train(i, self._stored(i))["steps"]
+                if honest and not _compared(i, self.chain[i].result["steps"], steps).same:
+                    raise DigestError(
+                        f"iteration {i}, trained again from the store, gives other weights than "
+                        "the run had: choose a version that a checkpoint holds"
+                    )
             self._use(config)
             yield
         finally:
             self._rank.close()
 
+    def export(self, iterations: int, folder: Path) -> str:
+        """Writes the weights after so many iterations as a Hugging Face folder.
+
+        Returns:
+            Their weight version.
+
+        Raises:
+            ConfigError: the run has not trained so many.
+            DigestError: what they need is gone, or training again gives other weights.
+        """
+        if not self.chain or not 0 <= iterations <= len(self.chain):
+            raise ConfigError(f"there are no weights after {iterations} iterations: the run has "
+                              f"trained {len(self.chain)}")  # fmt: skip
+        last = self._config_of(self.chain[max(0, iterations - 1)])
+        with self._trainer_before(iterations, last, honest=True):
+            version = self.version(iterations)
+            self._rank.export_hf(str(folder), version)
+        return version
+
+    def version(self, iterations: int) -> str:
+        """The version under which the weights after so many iterations were served."""
+        return self.chain[iterations - 1].weight_version if iterations else f"{FIRST_LINEAGE}-0"
+
     def _begin(self, checkpoint: Checkpoint | None, weights_digest: str) -> None:
         """Loads a checkpoint, or checks that the initial weights are those of the run."""
         if checkpoint is not None:
-            self._rank.load(str(fetch_checkpoint(self._cache, checkpoint)))
+            loaded = self._rank.load(str(fetch_checkpoint(self._cache, checkpoint)))
+            if loaded["state"] != checkpoint.state:
+                raise DigestError(f"{checkpoint.key} holds another state than its manifest says")
             self._state = checkpoint.state
         else:
             self._state = initial_state(weights_digest)

@@ -57,6 +57,8 @@ class MlflowSettings:
         params: the configuration.
         tags: further tags.
         system_metrics: send the machine's load, too.
+        guest: adds to a run of another process: where that run exists, neither its state nor its
+            parameters are touched.
     """
 
     uri: str
@@ -67,6 +69,7 @@ class MlflowSettings:
     params: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     system_metrics: bool = False
+    guest: bool = False
 
     @classmethod
     def choose(
@@ -153,6 +156,7 @@ class MlflowTracker:
         self._system: SystemMetrics | None = None
         self._late_tags: dict[str, str] = {}
         self._weights: Path | None = None
+        self._guest = False
         self.mlflow_run_id: str | None = None
 
     def add_tags(self, tags: dict[str, str]) -> None:
@@ -174,9 +178,10 @@ class MlflowTracker:
             self._client = MlflowClient(self._settings.uri)
             run = self._client.get_run(self._find_run())
             self.mlflow_run_id = run.info.run_id
-            if run.info.status != "RUNNING":
-                self._client.set_terminated(self.mlflow_run_id, "RUNNING")
-            self._describe(run.data.params)
+            if not self._guest:
+                if run.info.status != "RUNNING":
+                    self._client.set_terminated(self.mlflow_run_id, "RUNNING")
+                self._describe(run.data.params)
             self._last_iteration = int(run.data.metrics.get(LAST, -1))
             tables = json.loads(run.data.tags.get(TABLES_TAG, "[]"))
             self._tables = [table["path"] for table in tables]
@@ -219,7 +224,8 @@ class MlflowTracker:
             self._send_tags()
             if self._weights is not None and status == "FINISHED":
                 self._client.log_artifacts(self.mlflow_run_id, str(self._weights), WEIGHTS)
-            self._client.set_terminated(self.mlflow_run_id, status)
+            if not self._guest:
+                self._client.set_terminated(self.mlflow_run_id, status)
 
     def _send_tags(self) -> None:
         from mlflow.entities import RunTag
@@ -242,12 +248,14 @@ class MlflowTracker:
     def _find_run(self) -> str:
         """MLflow's id of our run: given, found by its tag, or made."""
         if self._settings.attach_to:
+            self._guest = self._settings.guest
             return self._settings.attach_to
         experiment = self._experiment_id()
         found = self._client.search_runs(
             [experiment], f"tags.`{RUN_TAG}` = '{self._settings.run_id}'", max_results=1
         )
         if found:
+            self._guest = self._settings.guest
             return found[0].info.run_id
         tags = {RUN_TAG: self._settings.run_id}
         made = self._client.create_run(experiment, tags=tags, run_name=self._settings.run_id)

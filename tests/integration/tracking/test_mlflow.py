@@ -1,12 +1,7 @@
 """MLflow itself: a database in the workspace, and a server that is killed and comes back."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +15,7 @@ from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker, flattened
 from slime_core.tracking.outbox import Outbox, TrackerAway, TrackerRefused
 from slime_core.tracking.system import SystemMetrics
 from slime_core.waits import poll
+from tests.mlflow_server import MlflowServer
 from tests.unit.tracking.documents import write_evaluation, write_iteration
 
 PARAMS = {"seed": 7, "lr": 1e-3, "sglang": {"api_key": "hunter2", "tp_size": 1}, "stop": []}
@@ -112,6 +108,34 @@ def test_a_run_that_is_not_there_is_refused_in_a_sentence(tmp_path, monkeypatch)
         MlflowTracker(settings(tmp_path)).connect()
 
 
+def test_a_guest_adds_records_and_leaves_the_run_as_it_is(tmp_path):
+    """`slime eval` writes into the run of a training, which may be going on."""
+    store, host = MemoryBackend(), settings(tmp_path)
+    tracker = MlflowTracker(host)
+    tracker.connect()
+    run_id = tracker.mlflow_run_id
+    guest = replace(settings(tmp_path, params={**PARAMS, "lr": 9.0}), guest=True)
+    for _ in range(2):  # the second finds everything there
+        box = Outbox(tmp_path / "guest", store, trackers=[MlflowTracker(guest)])
+        box.evaluation(write_evaluation(store, 4))
+        assert box.close("FINISHED", 60) == []
+    run = MlflowClient(host.uri).get_run(run_id)
+    assert run.info.status == "RUNNING" and run.data.params["lr"] == "0.001"
+    assert not [tag for tag in run.data.tags if tag.startswith("slime.now")]
+    assert train(tmp_path, store, range(5), MlflowTracker(host)) == []
+    assert history(host.uri, run_id, "eval/sort") == [(4, 0.5), (1, 0.5), (2, 0.5), (3, 0.5),
+                                                      (5, 0.5)]  # fmt: skip
+
+
+def test_a_guest_without_a_host_has_a_run_of_its_own(tmp_path):
+    store, guest = MemoryBackend(), replace(settings(tmp_path), guest=True)
+    box = Outbox(tmp_path / "guest", store, trackers=[MlflowTracker(guest)])
+    box.evaluation(write_evaluation(store, 4))
+    assert box.close("FINISHED", 60) == []
+    [run] = MlflowClient(guest.uri).search_runs(["1"])
+    assert run.info.status == "FINISHED" and run.data.params["lr"] == "0.001"
+
+
 def test_secrets_never_become_parameters():
     params = {"api_key": "a", "db": {"user-password": "b"}, "hf_token": "c", "stop_token_ids": [3]}
     assert flattened(params) == {
@@ -122,45 +146,9 @@ def test_secrets_never_become_parameters():
     }
 
 
-class Server:
-    """`mlflow server` on a loopback port, started and killed by the test."""
-
-    def __init__(self, folder) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder = folder
-        self.start()
-
-    def start(self) -> None:
-        with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
-                 "--port", str(self.port), "--workers", "1",
-                 "--backend-store-uri", f"sqlite:///{self._folder}/server.db",
-                 "--artifacts-destination", str(self._folder / "artifacts")],
-                stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-            )  # fmt: skip
-
-    def wait(self) -> None:
-        def answers():
-            try:
-                return urllib.request.urlopen(f"{self.uri}/health", timeout=1).status == 200
-            except OSError:
-                return None
-
-        poll("the MLflow server", 90, answers)
-
-    def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
-
-
 @pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_has_every_value_once(tmp_path):
-    server = Server(tmp_path)
+    server = MlflowServer(tmp_path)
     try:
         server.wait()
         store = MemoryBackend()

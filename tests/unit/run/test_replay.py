@@ -1,6 +1,7 @@
 """Replays on stand-in weights: what is loaded, trained and compared."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,9 @@ class StandInRank:
     def save(self, directory):
         asyncio.run(self.trainer.invoke("save", directory))
 
+    def export_hf(self, directory, version):
+        Path(directory).write_text(f"{version} {self.trainer.weights}")
+
     def train(self, epoch, expect, next_state, batch_digest, batch, seed, forced_skips=None):
         assert batch.group_ids.size
         iteration = len(self.trainer.log)
@@ -60,15 +64,19 @@ def ctx(tmp_path, monkeypatch):
     return ctx
 
 
-def replayed(ctx, tmp_path, iterations, **changes):
+def made(ctx, tmp_path) -> Replay:
     def recorded(ledger):
         return recorded_config(ctx.backend, ledger.numeric_digest, {})
 
+    (tmp_path / "scratch").mkdir(exist_ok=True)
+    return Replay(ctx.cache, StandInRank, recorded, tmp_path / "scratch")
+
+
+def replayed(ctx, tmp_path, iterations, **changes):
     def changed(ledger):
         return recorded_config(ctx.backend, ledger.numeric_digest, changes)
 
-    (tmp_path / "scratch").mkdir(exist_ok=True)
-    replay = Replay(ctx.cache, StandInRank, recorded, tmp_path / "scratch")
+    replay = made(ctx, tmp_path)
     return list(replay.run(iterations, changed if changes else None))
 
 
@@ -85,6 +93,35 @@ def test_the_newest_checkpoint_before_is_used(ctx, tmp_path):
     assert all(one.same for one in replayed(ctx, tmp_path, range(3, 5)))
     (rank,) = StandInRank.made
     assert rank.trainer.log[0] == "load" and len(rank.trainer.log) == 3
+
+
+@pytest.mark.parametrize(
+    ("iterations", "log"),
+    [(0, []), (2, ["replay 0", "replay 1"]), (3, ["load"]), (4, ["load", "replay 1"])],
+)
+def test_weights_of_any_iteration_can_be_written_out(ctx, tmp_path, iterations, log):
+    """`slime eval`: from the newest checkpoint before, then by training again."""
+    replay = made(ctx, tmp_path)
+    assert replay.export(iterations, tmp_path / "out") == f"l0-{iterations}"
+    (rank,) = StandInRank.made
+    assert rank.trainer.log == log and rank.closed
+    assert (tmp_path / "out").read_text() == f"l0-{iterations} {rank.trainer.weights}"
+
+
+def test_weights_that_drift_or_never_were_are_not_written_out(ctx, tmp_path, monkeypatch):
+    for wrong in (-1, 6):
+        with pytest.raises(ConfigError, match="the run has trained 5"):
+            made(ctx, tmp_path).export(wrong, tmp_path / "out")
+    drifting = StandInRank.__init__
+
+    def drifts(self, config):
+        drifting(self, config)
+        self.trainer.drifts = {0, 1, 2, 3}
+
+    monkeypatch.setattr(StandInRank, "__init__", drifts)
+    with pytest.raises(DigestError, match="trained again from the store, gives other weights"):
+        made(ctx, tmp_path).export(2, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and all(rank.closed for rank in StandInRank.made)
 
 
 def test_changed_values_begin_where_they_are_asked_for(ctx, tmp_path):
