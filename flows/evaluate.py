@@ -30,7 +30,7 @@ from slime_core.evaluation.standalone import Result, StandaloneEvaluation
 from slime_core.evaluation.target import Place, Target, find_target
 from slime_core.tracking.outbox import Outbox
 from tasks._options import flow_options
-from tasks.evaluate_model import engines, evaluate_dataset, weights
+from tasks.evaluate_model import EVALUATION, engines, evaluate_dataset, weights
 
 log = logging.getLogger(__name__)
 TRACKER_TIMEOUT_S = 30.0

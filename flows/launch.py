@@ -17,6 +17,7 @@ from flows.order import plain_iteration, training
 from slime_core import __version__
 from slime_core.config.fields import field_groups, numeric_digest
 from slime_core.config.tree import RunConfig
+from slime_core.run.ending import note_end
 from slime_core.run.identity import RunChoice, choose_run
 from slime_core.run.paths import RunPaths, store_url
 from slime_core.store.backend import Backend, join_url, open_backend
@@ -26,6 +27,7 @@ from tasks._run import BOUND, Bound, Report, Stages, run_stage
 if TYPE_CHECKING:
     from slime_core.cluster.session import Session
     from slime_core.run.context import RunContext
+    from slime_core.run.epoch import Lease
     from slime_core.run.recover import Recovery
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Launch:
         choice: RunChoice | None = None,
         report: Report | None = None,
         recorded: RunConfig | None = None,
+        owned: Callable[[Lease], None] = lambda lease: None,
     ) -> Launch:
         """Chooses the run and starts its processes without waiting.
 
@@ -113,6 +116,7 @@ class Launch:
             choice: the run, where it was chosen before.
             report: where progress is shown.
             recorded: the configuration as it was given, with the names of its blocks.
+            owned: is given the run's lease before any process is started.
         """
         from slime_core.cluster.session import Session
 
@@ -124,6 +128,7 @@ class Launch:
             take_over=take_over,
             trackers=trackers,
             up=report.up,
+            owned=owned,
             recorded=recorded,
         )
         return cls(
@@ -174,12 +179,20 @@ class Launch:
         """
         if not self._closed:
             self._closed = True
+            self._note_end(reason)
             self.left_over = await self.session.close(reason)
 
     def release(self) -> None:
         """Gives the run's lease back, where its processes were killed."""
+        self._note_end("interrupted")
         if self.session.lease is not None:
             self.session.lease.release()
+
+    def _note_end(self, how: str) -> None:
+        """Keeps how the flow run ended, for the case that Prefect cannot be told now."""
+        if self.flow_run_id is not None:
+            local = RunPaths(Path(self.config.run.workspace).absolute(), self.run_id).local
+            note_end(local, str(self.flow_run_id), how)
 
     def tell(self, recovery: Recovery) -> None:
         """Shows what recovery did."""

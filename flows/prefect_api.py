@@ -8,19 +8,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas import filters
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Completed, Crashed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.server import api_answers
+from slime_core.run.ending import Ending
 
 log = logging.getLogger(__name__)
 API_ERRORS = (httpx.HTTPError, ObjectNotFound, ConcurrencySlotAcquisitionError)
@@ -101,24 +103,28 @@ async def crash_unfinished(run_id: str) -> int:
             client, tags=filters.FlowRunFilterTags(all_=[f"{RUN_TAG}{run_id}"])
         )
         parents = [run.id for run in earlier if run.id != own]
-        marked = await _crash(client, parents, [own, *parents], GONE)
+        marked = await _end(client, parents, [own, *parents], Crashed(message=GONE))
     return marked
 
 
-async def crash_dead(
-    is_dead: Callable[[str], bool], is_orphan: Callable[[UUID], bool]
-) -> list[str]:
-    """Marks runs as crashed whose process is gone and that nobody has taken up since.
+async def end_dead(
+    is_dead: Callable[[str], bool],
+    is_orphan: Callable[[UUID], bool],
+    noted: Callable[[str, UUID], Ending | None] = lambda run_id, flow_run: None,
+) -> list[tuple[str, str]]:
+    """Sets the end of flow runs whose process is gone and that nobody has taken up since: as it
+    was noted where Prefect was away then, else crashed.
 
     Args:
         is_dead: tells by the training's id whether its last owner is proven to be gone.
         is_orphan: tells of a deployment's flow run whether its process is proven to be gone, also
             where it never came to a training.
+        noted: how a training's process ended, by its id and its flow run.
 
     Returns:
-        The trainings, or the names of the flow runs that have none.
+        (training, or name of the flow run that has none; crashed, finished, interrupted or failed).
     """
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     async with get_client() as client:
         alone = filters.FlowRunFilterParentTaskRunId(is_null_=True)
         for run in await _flow_runs(client, parent_task_run_id=alone):
@@ -127,22 +133,36 @@ async def crash_dead(
                 continue
             orphan = run.deployment_id is not None and is_orphan(run.id)
             if orphan or (names and is_dead(names[0])):
-                await _crash(client, [run.id], [run.id], DEAD)
-                found.append(names[0] if names else run.name)
+                how = noted(names[0], run.id) if names else None
+                await _end(client, [run.id], [run.id], _inner_end(how))
+                if how is not None:
+                    await client.set_flow_run_state(run.id, _late_state(how), force=True)
+                found.append((names[0] if names else run.name, how or "crashed"))
     return found
 
 
-async def _crash(
-    client: PrefectClient, parents: Sequence[UUID], owners: Sequence[UUID], message: str
+def _inner_end(how: Ending | None) -> State[Any]:
+    """What was unfinished in Prefect below a run that has ended."""
+    return Completed(message=LATE) if how == "finished" else Crashed(message=DEAD)
+
+
+def _late_state(how: Ending) -> State[Any]:
+    if how == "finished":
+        return Completed(message=LATE)
+    return Cancelled(message=STOPPED) if how == "interrupted" else Failed(message=LATE)
+
+
+async def _end(
+    client: PrefectClient, parents: Sequence[UUID], owners: Sequence[UUID], state: State[Any]
 ) -> int:
-    """Marks parents, what is unfinished below `owners`, and all their task runs."""
+    """Sets the state of parents, what is unfinished below `owners`, and all their task runs."""
     below = filters.FlowRunFilterParentFlowRunId(any_=list(owners))
     children = [run.id for run in await _flow_runs(client, parent_flow_run_id=below)]
     task_runs = await _task_runs(client, [*parents, *children])
     for task_run in task_runs:
-        await client.set_task_run_state(task_run, Crashed(message=message), force=True)
+        await client.set_task_run_state(task_run, state, force=True)
     for gone in [*children, *parents]:
-        await client.set_flow_run_state(gone, Crashed(message=message), force=True)
+        await client.set_flow_run_state(gone, state, force=True)
     return len(task_runs) + len(children) + len(parents)
 
 

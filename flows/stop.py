@@ -84,6 +84,11 @@ class Stopper:
         if self.exit_code is not None:
             task.cancel()
 
+    def gives_back(self, give_back: Callable[[], object]) -> None:
+        """What is called before a signal without a task ends everything: the run is owned already,
+        and is to be shown as stopped."""
+        self._give_back = give_back
+
     def unwatch(self) -> None:
         """The task has ended, so there is nothing to cancel any more."""
         self._cancel = None
@@ -96,8 +101,11 @@ class Stopper:
         again = self.exit_code is not None
         if self.exit_code is None:
             self.exit_code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if again or (self._cancel is None and self._at_once):
+        if again:
             kill_everything(self.exit_code)
+            return
+        if self._cancel is None and self._at_once:
+            kill_everything(self.exit_code, self._give_back)
             return
         timer = threading.Timer(
             self._clean_end_s, kill_everything, (self.exit_code, self._give_back)

@@ -185,8 +185,9 @@ class Command:
 
         take_over = self._options.take_over
         launch = Launch.start(
-            self._config, self._which(), take_over, choice, self._terminal, self._recorded
-        )
+            self._config, self._which(), take_over, choice, self._terminal, self._recorded,
+            lambda lease: self._stopper.gives_back(lease.release),
+        )  # fmt: skip
         if not self._options.no_prefect:
             self._imports.join()
         quiet_console(self._terminal.say, self._paths(choice).logs / "prefect.log")

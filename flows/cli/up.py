@@ -70,9 +70,11 @@ def _parser() -> FlagParser:
 
 
 async def _prepare(plan: Plan) -> list[str]:
-    from flows.services.prefect_setup import prepare, tell_the_dead
+    from flows.services.ended import tell_the_dead
+    from flows.services.prefect_setup import prepare
 
     made = [one async for one in prepare(plan.workspace, plan.pool)]
-    for run_id in await tell_the_dead(plan.workspace):
-        print(f"crashed   {run_id}, whose process is gone")
+    for run_id, how in await tell_the_dead(plan.workspace):
+        word = "stopped" if how == "interrupted" else how
+        print(f"{word:<9} {run_id}, whose process is gone")
     return made

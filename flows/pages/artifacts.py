@@ -13,6 +13,7 @@ from slime_core.store.codec import decode_samples
 from slime_core.store.columnar import SampleBatch
 from slime_core.store.load import load_groups
 from slime_core.tracking.registry import find
+from slime_core.words import counted
 
 SAMPLES = 3
 TEXT_MOST_CHARS = 400
@@ -93,7 +94,7 @@ def summary_text(run_id: str, how: str, metrics: dict[str, float], places: dict[
         places: name -> path or address.
     """
     done = int(metrics.get("progress/iteration", -1)) + 1
-    lines = [f"# {run_id} {how} after {done} iterations", "", "| where | |", "|---|---|"]
+    lines = [f"# {run_id} {how} after {counted(done, 'iteration')}", "", "| where | |", "|---|---|"]
     lines += [f"| {name} | {_link(place)} |" for name, place in places.items()]
     lines += ["", "| metric | last value |", "|---|---:|"]
     lines += [f"| {name} | {metrics[name]:.6g} |" for name in sorted(metrics)]

@@ -7,6 +7,7 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from flows.server import api_answers
 from slime_core.config.tree import RunConfig
 from slime_core.run.log_lines import LogFiles, LogLine, chosen
 from slime_core.store.cache import NodeCache
+from slime_core.words import counted
 
 log = logging.getLogger(__name__)
 TICK_S = 2.0
@@ -76,6 +78,7 @@ class _Told:
     logs_s: float = field(default_factory=time.monotonic)
     away: bool = False
     dropped: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
 
 class Feed(threading.Thread):
@@ -166,6 +169,15 @@ class Feed(threading.Thread):
         except (*API_ERRORS, sqlite3.Error) as error:
             self._told.away = self._settings.api_url is not None
             log.warning("Prefect did not take the %s of the run: %s", what, error)
+        except Exception as error:  # nobody foresaw it; what comes next is shown all the same
+            self._note_failure(what, error)
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        """Counts what could not be shown; the first of each kind stands in the log."""
+        kind = f"{what}: {type(error).__name__}"
+        if kind not in self._told.failures:
+            log.warning("the %s of the run cannot be shown in Prefect", what, exc_info=error)
+        self._told.failures[kind] += 1
 
     def _iteration(self, client: SyncPrefectClient, news: Done) -> None:
         told, run_id = self._told, self._settings.run_id
@@ -196,7 +208,7 @@ class Feed(threading.Thread):
             made = ArtifactCreate(
                 key=artifacts.key_of("progress", self._settings.run_id),
                 type="progress",
-                description=f"{self._settings.run_id}: share of {planned} iterations",
+                description=f"{self._settings.run_id}: share of {counted(planned, 'iteration')}",
                 data=share,
                 flow_run_id=self._settings.flow_run_id,
             )
@@ -265,7 +277,10 @@ class Feed(threading.Thread):
             )
         )
         if told.dropped:
-            log.warning("%d iterations have no artifact: Prefect was too slow", told.dropped)
+            log.warning("%s without an artifact: Prefect was too slow",
+                        counted(told.dropped, "iteration"))  # fmt: skip
+        for kind, times in told.failures.items():
+            log.warning("not shown in Prefect: %s, %s", kind, counted(times, "time"))
 
 
 def _record(line: LogLine, flow_run_id: UUID) -> LogCreate:

@@ -19,11 +19,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from blocks import ALL, GraderSecrets, RayCluster, SampleStore, Tracking
-from flows.prefect_api import crash_dead
-from flows.services import processes
-from flows.services.runs import is_dead, orphans
-from flows.services.stack import WORKER
-from slime_core.store.backend import open_backend
 from slime_core.tracking.mlflow import database_uri
 
 if TYPE_CHECKING:
@@ -53,21 +48,6 @@ async def prepare(workspace: Path, pool: str) -> AsyncIterator[str]:
         if not await client.read_automations_by_name(ZOMBIES):
             await client.create_automation(zombie_automation())
             yield f"automation {ZOMBIES!r}"
-
-
-async def tell_the_dead(workspace: Path) -> list[str]:
-    """Shows runs as crashed that died where neither a worker nor the automation saw it.
-
-    Call it before a worker is started.
-
-    Returns:
-        Their trainings, as far as the workspace's store has them, else the flow runs' names.
-    """
-    store = workspace.absolute() / "store"
-    return await crash_dead(
-        lambda run_id: is_dead(open_backend(str(store / run_id), read_only=True)),
-        orphans(processes.recorded(workspace, WORKER)),
-    )
 
 
 def default_blocks(workspace: Path) -> dict[str, Block]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from slime_core.cluster.calls import answer
 from slime_core.errors import EngineError
@@ -50,7 +52,8 @@ class RolloutActor:
 
 
 class RolloutGroup:
-    """All rollout workers. One worker so far.
+    """All rollout workers. One worker so far. One that dies is started anew and given what it
+    needs, as often in a stage as an engine; what it had stored is not made again.
 
     Args:
         settings: what a worker needs.
@@ -64,8 +67,15 @@ class RolloutGroup:
         self._settings = settings
         self._start_timeout_s = start_timeout_s
         self._stage_timeout_s = stage_timeout_s
+        self._restarts_most = settings.config.fault_tolerance.engine_restarts
+        self._restarts = 0
+        self._repair = asyncio.Lock()
         self._actor: Any = None
         self._setup: Any = None
+        self._facts: dict[str, Any] = {}
+        self._epoch: int | None = None
+        self._urls: list[str] = []
+        self._open = False
 
     def start(self) -> None:
         """Creates the worker and lets it set up, without waiting."""
@@ -75,22 +85,27 @@ class RolloutGroup:
     async def ready(self) -> dict[str, Any]:
         """Waits for the set-up; returns the digests of tokenizer and data."""
         name = "the rollout worker to load tokenizer and data"
-        return (await answer(name, self._start_timeout_s, [self._setup], EngineError))[0]
+        [self._facts] = await answer(name, self._start_timeout_s, [self._setup], EngineError)
+        return self._facts
 
     async def fence(self, epoch: int) -> None:
         """The worker refuses lower epochs from now on."""
+        self._epoch = epoch
         await self._control("fence", epoch)
 
     async def close(self) -> None:
         """Closes the gate: no new request leaves."""
+        self._open = False
         await self._control("close_gate")
 
     async def open(self) -> None:
         """Opens the gate; continuations go first."""
+        self._open = True
         await self._control("open_gate")
 
     async def set_engines(self, urls: list[str]) -> None:
         """Which engines may be used from now on."""
+        self._urls = urls
         await self._control("set_engines", urls)
 
     async def engines_down(self) -> dict[str, str]:
@@ -113,10 +128,52 @@ class RolloutGroup:
             self._actor = None
 
     async def _stage(self, method: str, *args: Any) -> Ref:
-        pending = [self._actor.invoke.remote(method, *args)]
-        return (await answer(f"the stage {method}", self._stage_timeout_s, pending, EngineError))[0]
+        self._restarts = 0
+        return await self._invoke(f"the stage {method}", self._stage_timeout_s, method, *args)
 
     async def _control(self, method: str, *args: Any) -> Any:
-        pending = [self._actor.invoke.remote(method, *args)]
-        name = f"the rollout worker's {method}"
-        return (await answer(name, CONTROL_TIMEOUT_S, pending, EngineError))[0]
+        return await self._invoke(
+            f"the rollout worker's {method}", CONTROL_TIMEOUT_S, method, *args
+        )
+
+    async def _invoke(self, name: str, limit_s: float, method: str, *args: Any) -> Any:
+        """Calls the worker; what is asked of it may be asked again, so a new one is asked where
+        the first died over it."""
+        while True:
+            actor = self._actor
+            try:
+                pending = [actor.invoke.remote(method, *args)]
+                return (await answer(name, limit_s, pending, EngineError))[0]
+            except EngineError as error:
+                if not isinstance(error.__cause__, RayActorError) or self._actor is None:
+                    raise
+                await self._replace(actor, error)
+
+    async def _replace(self, dead: Any, error: EngineError) -> None:
+        """Starts a worker in place of one that died, unless another call has.
+
+        Raises:
+            EngineError: the budget of the stage is spent, or the prompts have changed meanwhile.
+        """
+        async with self._repair:
+            if self._actor is not dead:
+                return
+            if self._restarts >= self._restarts_most:
+                raise error
+            self._restarts += 1
+            log.warning("the rollout worker died; starting it anew (%d of %d in this stage)",
+                        self._restarts, self._restarts_most)  # fmt: skip
+            before = self._facts
+            self.start()
+            if await self.ready() != before:
+                raise EngineError(
+                    "the rollout worker was started anew and found other prompts or another "
+                    "tokenizer than before: put the files back, then start the run again"
+                ) from error
+            steps = [("set_engines", (self._urls,))]
+            steps += [("fence", (self._epoch,))] if self._epoch is not None else []
+            steps += [("open_gate", ())] if self._open else []
+            for method, args in steps:
+                pending = [self._actor.invoke.remote(method, *args)]
+                await answer(f"the new rollout worker's {method}", CONTROL_TIMEOUT_S, pending,
+                             EngineError)  # fmt: skip

@@ -86,6 +86,7 @@ class Session:
         take_over: bool = False,
         trackers: Sequence[Tracker] = (),
         up: Callable[[str], None] = lambda part: None,
+        owned: Callable[[Lease], None] = lambda lease: None,
         recorded: RunConfig | None = None,
     ) -> Session:
         """Takes the run's lease and starts all processes without waiting for them.
@@ -94,6 +95,7 @@ class Session:
             take_over: do not wait for a silent owner.
             trackers: where metrics go besides metrics.jsonl.
             up: is told when a part has come up: Ray, trainer, rollout worker, engines.
+            owned: is given the lease once this process owns the run, before anything is started.
             recorded: the configuration to keep with the run, where it is written otherwise than
                 `config` (it names blocks).
 
@@ -113,6 +115,7 @@ class Session:
                 config_digest=identity_digest(config),
                 take_over=take_over,
             )
+            owned(session.lease)
             session._start_processes()
         except BaseException:
             _run_beside(session.close("failed"))

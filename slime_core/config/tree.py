@@ -229,7 +229,7 @@ class FaultToleranceGroup(Group):
     sync_timeout_s: Operational[float] = Field(default=300.0, gt=0)
     """Deadline of one weight sync."""
     engine_restarts: Operational[int] = Field(default=3, ge=0)
-    """Restarts of one engine that a stage may spend."""
+    """Restarts of one engine, or of the rollout worker, that a stage may spend."""
     max_group_attempts: Operational[int] = Field(default=3, ge=1)
     """Attempts at a group before it is dropped with its reason."""
 

@@ -19,6 +19,7 @@ from slime_core.evaluation.resolve import eval_datasets, eval_schedule
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import Document, put_document, read_document
+from slime_core.words import counted
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
@@ -175,7 +176,7 @@ def _named(store: Backend, config: RunConfig, run_id: str) -> RunChoice:
             owed = owed_evaluations(store, config, run_id, done)
             wanted = config.run.num_rollout
             if done >= wanted and not owed:
-                sentence = f"run {run_id} is finished ({done} of {wanted} iterations)"
+                sentence = f"run {run_id} is finished ({done} of {counted(wanted, 'iteration')})"
                 return RunChoice(run_id, True, sentence, finished=True)
             return RunChoice(run_id, True, _resuming(store, config, run_id, done, owed))
     return RunChoice(run_id, False, f"starting run {run_id}")
@@ -186,7 +187,7 @@ def _resuming(store: Backend, config: RunConfig, run_id: str, done: int, owed: l
     wanted = config.run.num_rollout
     if not begun(store, run_id):
         return f"starting run {run_id}, whose last start ended before its first iteration"
-    sentence = f"resuming run {run_id} after {done} iterations"
+    sentence = f"resuming run {run_id} after {counted(done, 'iteration')}"
     if done >= wanted:
         return f"{sentence}, to evaluate {', '.join(owed)}" if owed else sentence
     before = planned_iterations(store, run_id, done)
@@ -228,6 +229,6 @@ def _new(config: RunConfig, finished: str | None = None) -> RunChoice:
     run_id = f"{name}-{stamp}-{secrets.token_hex(2)}"
     if finished is None:
         return RunChoice(run_id, False, f"starting run {run_id}")
-    all_done = f"all {config.run.num_rollout} iterations"
+    all_done = f"all {counted(config.run.num_rollout, 'iteration')}"
     sentence = f"the last run {finished} is finished ({all_done}): starting run {run_id}"
     return RunChoice(run_id, False, sentence)

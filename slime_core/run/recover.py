@@ -13,6 +13,7 @@ from slime_core.run.plan import Action, History, Plan, plan
 from slime_core.run.restore import Restored, restore_trainer
 from slime_core.stages.engine_care import bring_weights, open_gate
 from slime_core.store.ledger import put_sync
+from slime_core.words import counted
 
 log = logging.getLogger(__name__)
 WORDS = {
@@ -74,8 +75,8 @@ def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str,
     else:
         trainer = f"the checkpoint after iteration {restored.checkpoint}"
     if restored.replayed:
-        trainer += f", and {restored.replayed} iterations trained again from the store"
-    table = [("done before", f"{steps.iteration} iterations"), ("trainer", trainer)]
+        trainer += f", and {counted(restored.replayed, 'iteration')} trained again from the store"
+    table = [("done before", counted(steps.iteration, "iteration")), ("trainer", trainer)]
     if steps.action is Action.FINISHED:
         table.append(("next", "nothing to train"))
     else:
@@ -83,10 +84,11 @@ def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str,
     segment = history.unsealed.get(steps.iteration)
     if steps.action is Action.ADOPT:
         kept, left = len(segment.finished) if segment else 0, len(steps.to_generate)
-        table.append(("samples", f"{kept} finished groups are kept, {left} are to be generated"))
+        table.append(("samples", f"{counted(kept, 'finished group')} kept, {left} to be generated"))
     damaged = sum(len(segment.quarantined) for segment in history.unsealed.values())
     if damaged or restored.damaged:
-        text = f"{damaged} files of samples, {len(restored.damaged)} checkpoints (set aside)"
+        checkpoints = counted(len(restored.damaged), "checkpoint")
+        text = f"{counted(damaged, 'file')} of samples, {checkpoints} (set aside)"
         table.append(("damaged", text))
     if restored.drift:
         text = f"trained again, iteration {restored.drift[0]} gave other weights than before"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
 import threading
 import time
 from collections import deque
@@ -14,6 +16,12 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 10.0
 WAITING_MOST = 2000
 JOIN_S = 5.0
+GPU_TIMEOUT_S = 5.0
+GPU_QUERY = (
+    "--query-gpu=index,utilization.gpu,memory.used,memory.total,power.draw",
+    "--format=csv,noheader,nounits",
+)
+MIB_MEGABYTES = 2**20 / 1e6
 
 
 class SystemMetrics(threading.Thread):
@@ -37,6 +45,7 @@ class SystemMetrics(threading.Thread):
         self._away = away
         self._interval_s = interval_s
         self._over = threading.Event()
+        self._gpus = shutil.which("nvidia-smi")
         self._waiting: deque[tuple[float, dict[str, float]]] = deque(maxlen=WAITING_MOST)
 
     def finish(self) -> None:
@@ -51,7 +60,12 @@ class SystemMetrics(threading.Thread):
         self._measure()
 
     def _measure(self) -> None:
-        self._waiting.append((time.time(), measured()))
+        numbers = measured()
+        if self._gpus is not None:
+            found = gpu_load(self._gpus)
+            self._gpus = self._gpus if found else None  # a machine without one is asked once
+            numbers |= found
+        self._waiting.append((time.time(), numbers))
         try:
             while self._waiting:
                 self._send(*self._waiting[0])
@@ -71,6 +85,42 @@ def measured() -> dict[str, float]:
         "system/disk_usage_percentage": disk.percent,
         "system/run_memory_megabytes": _run_memory_bytes() / 1e6,
     }
+
+
+def gpu_load(program: str) -> dict[str, float]:
+    """Use, memory and power of each NVIDIA GPU, as MLflow's page of system metrics names them.
+
+    Args:
+        program: nvidia-smi. What it does not know of a GPU is left out; nothing where it finds no
+            GPU or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            [program, *GPU_QUERY], capture_output=True, text=True, timeout=GPU_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.debug("nvidia-smi does not answer: %s", error)
+        return {}
+    found: dict[str, float] = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        index, *texts = (text.strip() for text in line.split(","))
+        use, held, whole, power = (_number(text) for text in texts)
+        values = {
+            "utilization_percentage": use,
+            "memory_usage_megabytes": None if held is None else held * MIB_MEGABYTES,
+            "memory_usage_percentage": None if held is None or not whole else 100 * held / whole,
+            "power_usage_watts": power,
+        }
+        found |= {f"system/gpu_{index}_{k}": v for k, v in values.items() if v is not None}
+    return found
+
+
+def _number(text: str) -> float | None:
+    """None for `[N/A]` and the like."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _run_memory_bytes() -> int:

@@ -117,10 +117,10 @@ def test_a_second_ctrl_c_kills(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rollout_worker_that_is_killed_ends_the_run_in_one_sentence(tmp_path):
+def test_a_rollout_worker_beyond_its_budget_ends_the_run_in_one_sentence(tmp_path):
     run, held = RunFolder(tmp_path), "generate-middle@1"
     flags = ("--num-rollout", "3", "--eval-interval", "3", "--skip-eval-before-train")
-    process = start(run, *flags, hold_at=held)
+    process = start(run, *flags, "--engine-restarts", "0", hold_at=held)
     poll("the run to hold", 120, lambda: (tmp_path / held).exists() or None)
     children = psutil.Process(process.pid).children(recursive=True)
     psutil.Process(int((tmp_path / held).read_text())).kill()
@@ -131,7 +131,7 @@ def test_a_rollout_worker_that_is_killed_ends_the_run_in_one_sentence(tmp_path):
     assert said[0] == f"logs of the run: {tmp_path / 'local' / 'chain' / 'logs'}"
     assert said[1].startswith("slime: the stage generate failed: the process of the rollout worker")
     ended(children)
-    assert "after 1 iterations" in finish(start(run, *flags), run)
+    assert "after 1 iteration" in finish(start(run, *flags), run)
 
 
 @pytest.mark.slow

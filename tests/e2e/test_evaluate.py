@@ -7,6 +7,8 @@ from contextlib import closing
 import psutil
 import pytest
 
+from slime_core.store.backend import open_backend
+from slime_core.store.documents import read_document
 from tests.e2e.runs import ROOT
 from tests.e2e.services import Services
 
@@ -66,8 +68,8 @@ def test_a_deployment_evaluates_what_the_store_lacks(services, run_id):
     [table] = services.post(
         "/artifacts/filter", {"artifacts": {"key": {"any_": [f"evaluation-{run_id}"]}}}
     )
-    folder = services.workspace / "store" / run_id / "evals" / "l0-3"
-    own, again = (json.loads((folder / f"{name}.json").read_text())["body"]["metrics"]
+    store = open_backend(str(services.workspace / "store" / run_id))
+    own, again = (read_document(store, f"evals/l0-3/{name}.json").body["metrics"]
                   for name in ("greedy", "again"))  # fmt: skip
     assert again == own, "the run's own evaluation of the same prompts at temperature 0"
     assert f"| again | {own['reward']:.6g} |" in table["data"]

@@ -40,7 +40,7 @@ def test_a_run_goes_on_from_s3_on_another_machine(store_url: str, tmp_path: Path
     assert not one.store.exists(), "nothing durable stands in the workspace"
 
     output = finish(start(other, *flags), other)
-    again = "the checkpoint after iteration 1, and 1 iterations trained again from the store"
+    again = "the checkpoint after iteration 1, and 1 iteration trained again from the store"
     assert re.search(rf"trainer +{again}\n", output), output
     fetched = other.workspace / "local/moved/cache/checkpoints"
     assert {path.name for path in fetched.iterdir()} == {"000003-000001", "000004-000001"}

@@ -14,7 +14,7 @@ from prefect.events.actions import DoNothing
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.worker import EventsWorker
 
-from flows.pages import retention
+from flows.pages import artifacts, retention
 from flows.pages.retention import OtherServer, OwnDatabase
 from slime_core.waits import poll
 from tests.integration.flows.standin import StandIn
@@ -75,6 +75,26 @@ def test_log_files_of_the_run_reach_its_log_within_bounds(server, tmp_path):
     assert 10 <= len(shown) <= 60
     [note] = [message for message in found if "further lines" in message]
     assert int(note.split()[0]) == 901 - len(shown) - 1 and str(logs) in note
+
+
+def test_what_cannot_be_shown_is_said_once_and_the_next_is_shown(
+    server, tmp_path, monkeypatch, caplog
+):
+    plain = artifacts.iteration_text
+
+    def broken(k, metrics, samples):
+        if k < 2:
+            raise KeyError("a metric that nobody foresaw")
+        return plain(k, metrics, samples)
+
+    monkeypatch.setattr(artifacts, "iteration_text", broken)
+    StandIn(tmp_path, "run-broken-page").train()
+    [table] = artifacts_of("iteration-run-broken-page")
+    assert "# iteration 000002" in table.data
+    assert len(artifacts_of("summary-run-broken-page")) == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("the iteration of the run cannot be shown in Prefect") == 1
+    assert "not shown in Prefect: iteration: KeyError, 2 times" in said
 
 
 @pytest.mark.slow

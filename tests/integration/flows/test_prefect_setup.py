@@ -7,9 +7,10 @@ from prefect.states import Pending, Running, Scheduled
 from pydantic import SecretStr
 
 from blocks import GraderSecrets, SampleStore
-from flows.prefect_api import crash_dead
+from flows.prefect_api import end_dead
 from flows.services.prefect_setup import SILENT_S, ZOMBIES, prepare
 from flows.train import train
+from slime_core.run.ending import note_end, noted_end
 
 
 async def made(folder) -> list[str]:
@@ -63,7 +64,7 @@ def test_flow_runs_without_a_training_are_crashed_once_their_process_is_gone(ser
                     ("waiting", Scheduled()),
                 )
             }  # fmt: skip
-            crashed = await crash_dead(lambda _: False, lambda one: one != ids["alive"])
+            crashed = await end_dead(lambda _: False, lambda one: one != ids["alive"])
             states = {
                 name: (await client.read_flow_run(one)).state.type.value
                 for name, one in ids.items()
@@ -74,7 +75,7 @@ def test_flow_runs_without_a_training_are_crashed_once_their_process_is_gone(ser
             return crashed, states
 
     crashed, states = asyncio.run(check())
-    assert sorted(crashed) == ["gone", "taken"]
+    assert sorted(crashed) == [("gone", "crashed"), ("taken", "crashed")]
     assert states == {
         "gone": "CRASHED", "taken": "CRASHED", "alive": "RUNNING", "waiting": "SCHEDULED",
     }  # fmt: skip
@@ -87,7 +88,7 @@ def test_runs_that_died_unseen_are_shown_as_crashed(server):
                 name: await client.create_flow_run(train, tags=[f"run:{name}"], state=Running())
                 for name in ("dead", "alive")
             }
-            crashed = await crash_dead(lambda run_id: run_id == "dead", lambda _: False)
+            crashed = await end_dead(lambda run_id: run_id == "dead", lambda _: False)
             states = {
                 name: (await client.read_flow_run(run.id)).state for name, run in runs.items()
             }
@@ -95,6 +96,36 @@ def test_runs_that_died_unseen_are_shown_as_crashed(server):
             return crashed, states
 
     crashed, states = asyncio.run(check())
-    assert crashed == ["dead"]
+    assert crashed == [("dead", "crashed")]
     assert states["dead"].is_crashed() and "slime resume" in states["dead"].message
     assert states["alive"].is_running()
+
+
+def test_runs_that_ended_while_prefect_was_away_are_shown_as_they_ended(server, tmp_path):
+    """What they noted counts for their own flow run, and for no earlier one."""
+    ends = {"done": "finished", "told": "interrupted", "broken": "failed", "other": "finished"}
+
+    async def check():
+        async with get_client() as client:
+            runs = {
+                name: await client.create_flow_run(train, tags=[f"run:{name}"], state=Running())
+                for name in ends
+            }
+            for name, run in runs.items():
+                (tmp_path / name).mkdir()
+                note_end(tmp_path / name, "another" if name == "other" else str(run.id), ends[name])
+            found = await end_dead(
+                lambda run_id: run_id in ends,
+                lambda _: False,
+                lambda run_id, shown_as: noted_end(tmp_path / run_id, str(shown_as)),
+            )
+            return found, {
+                name: (await client.read_flow_run(run.id)).state.type.value
+                for name, run in runs.items()
+            }
+
+    found, states = asyncio.run(check())
+    assert dict(found) == ends | {"other": "crashed"}
+    assert states == {
+        "done": "COMPLETED", "told": "CANCELLED", "broken": "FAILED", "other": "CRASHED",
+    }  # fmt: skip

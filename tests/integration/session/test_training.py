@@ -9,6 +9,7 @@ import pytest
 
 from slime_core.run.audit import audit
 from slime_core.tracking.registry import find
+from slime_core.words import counted
 from tests.integration.session.conftest import held, marked
 
 KILLED_WITHIN_S = 8.0
@@ -42,8 +43,8 @@ def test_a_run_is_killed_in_mid_segment_and_goes_on_to_its_end(drive, tmp_path: 
     assert not {"note", "damaged"} & table.keys()
     kept = int(table["samples"].split()[0])
     assert 0 < kept < GROUPS, "it was killed between two groups"
-    left = f"{GROUPS - kept} are to be generated"
-    assert table["samples"] == f"{kept} finished groups are kept, {left}"
+    left = f"{GROUPS - kept} to be generated"
+    assert table["samples"] == f"{counted(kept, 'finished group')} kept, {left}"
     last.wait_nothing_left(ENDED_WITHIN_S)
 
     found = audit(tmp_path / "w" / "store" / run_id)

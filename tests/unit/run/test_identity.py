@@ -49,7 +49,7 @@ def test_auto_takes_the_last_unfinished_run_of_the_same_identity(store):
     record(store, "foreign", small(seed=99))
     choice = choose_run(store, small())
     assert (choice.run_id, choice.resumed) == ("second", True)
-    assert choice.sentence == "resuming run second after 1 iterations (--new starts another)"
+    assert choice.sentence == "resuming run second after 1 iteration (--new starts another)"
 
 
 def test_a_start_that_failed_before_its_first_draw_is_no_progress(store):

@@ -88,7 +88,7 @@ def test_an_open_segment_is_reported_with_what_is_left_to_do(lab):
     _, recovery = recovered(lab)
     table = dict(recovery.table)
     assert recovery.next_iteration == 1
-    assert table["samples"] == "1 finished groups are kept, 2 are to be generated"
+    assert table["samples"] == "1 finished group kept, 2 to be generated"
     assert table["next"] == "iteration 1: goes on with generating"
 
 
