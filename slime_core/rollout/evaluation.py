@@ -115,7 +115,7 @@ class Evaluator:
 
     async def store(
         self,
-        owner: Follower,
+        owner: Owner | None,
         job: EvalJob,
         groups: list[list[Sample]],
         failures: list[str],
