@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slime_core.agents.gateway import Gateway
 from slime_core.cluster.device import resolve_device
 from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
@@ -99,6 +100,9 @@ class StandaloneEvaluation:
             sampling = sampling_of(config)
             runtime = Runtime(args, tokenizer, self._gate, hub, sampling, lambda sample: 0)
             runtime.home = asyncio.get_running_loop()
+            model = Path(config.rollout.hf_checkpoint).name
+            runtime.gateway = Gateway(model, config.rollout.agent_concurrency)
+            self._later.push_async_callback(runtime.gateway.close)
             self._evaluator = Evaluator(config, self.target.backend, maker, runtime)
             await asyncio.to_thread(self._evaluator.open_all)
             self._answer = self._answering(runtime, args)
