@@ -50,6 +50,9 @@ class RankProcesses:
     def save(self, directory: str) -> None:
         self._all("save", directory)
 
+    def export_hf(self, directory: str, version: str) -> dict[str, Any]:
+        return self._all("export_hf", directory, version)
+
     def train(
         self, epoch: int, expect: str, next_state: str, batch_digest: str, batch: Any, seed: int,
         forced_skips: Sequence[bool] | None = None,
