@@ -14,6 +14,7 @@ from slime_core.engines.sglang_options import needs_sglang, option_list, option_
 from slime_core.megatron.arguments import check_names, resolve
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.divisible import check_divisible
+from slime_core.megatron.option_bounds import check_recompute
 from slime_core.megatron.selection import trained_names
 from slime_core.weights.tables import ModelShape, bind
 
@@ -43,6 +44,7 @@ def check_megatron(
     if len(findings.problems) == before:
         resolved = resolve(settings, shape, classes)
         findings.attempt(resolved.settings.check)
+        findings.attempt(lambda: check_recompute(resolved.transformer))
         findings.attempt(lambda: check_divisible(resolved.settings, shape, resolved.transformer))
         train = config.train
         only, frozen = train.only_train_params_name_list, train.freeze_params_name_list

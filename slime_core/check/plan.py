@@ -8,13 +8,18 @@ from slime_core.check.model import parameters
 from slime_core.cluster.device import Device
 from slime_core.cluster.engine_choice import EngineKind
 from slime_core.cluster.trainer_settings import training_dtype
+from slime_core.config.parallel import layout_of, option_name
 from slime_core.config.tree import RunConfig
+from slime_core.megatron.settings import LOGITS_AT_ONCE
 from slime_core.weights.tables import ModelShape
 
-# Bytes a parameter of the trainer: weights, float32 gradients, Adam's two moments, and in bf16
-# float32 master weights besides.
-TRAINING_BYTES = {"float32": 4 + 4 + 8, "bfloat16": 2 + 4 + 8 + 4}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+FLOAT32_BYTES = 4
+# Adam's two moments, and in bf16 float32 master weights besides; data-parallel ranks share them.
+OPTIMIZER_BYTES = {"float32": 8, "bfloat16": 8 + 4}
+LOGITS_COPIES = 5
+ENGINE_REQUESTS = 256
+"""Requests that the embedded engine runs at once."""
 
 
 def plan(
@@ -35,7 +40,7 @@ def plan(
         "evaluations": _evaluations(config),
     }
     if shape is not None:
-        found |= _memory(config, shape)
+        found |= _memory(config, kind, shape)
     return found
 
 
@@ -46,18 +51,50 @@ def _evaluations(config: RunConfig) -> int:
     return config.run.num_rollout // interval + (not config.eval.skip_eval_before_train)
 
 
-def _memory(config: RunConfig, shape: ModelShape) -> dict[str, Any]:
+def _memory(config: RunConfig, kind: EngineKind, shape: ModelShape) -> dict[str, Any]:
     dtype = training_dtype(config, shape.dtype)
     size = parameters(shape)
-    algorithm = config.algorithm
-    frozen = bool(algorithm.use_kl_loss or algorithm.kl_coef > 0) + bool(algorithm.use_opd)
-    frozen += algorithm.keep_old_actor
-    trained = 1 + (algorithm.advantage_estimator == "ppo")
     kv_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
-    return {
+    found = {
         "training_dtype": dtype,
         "parameters": size,
-        "trainer_bytes": size * (trained * TRAINING_BYTES[dtype] + frozen * DTYPE_BYTES[dtype]),
+        **_trainer_memory(config, shape, size),
         "engine_weight_bytes": size * DTYPE_BYTES[dtype],
         "kv_cache_bytes_a_token": kv_token,
     }
+    if kind == "embedded":  # SGLang takes a share of the card, whatever is asked of it
+        samples = config.rollout.rollout_batch_size * config.rollout.n_samples_per_prompt
+        requests = min(ENGINE_REQUESTS, samples)
+        found["kv_cache_bytes_at_most"] = requests * _longest(config, shape) * kv_token
+    return found
+
+
+def _trainer_memory(config: RunConfig, shape: ModelShape, size: int) -> dict[str, int]:
+    """Of all ranks together, of one, and of the logits that a rank holds at once."""
+    dtype, algorithm = training_dtype(config, shape.dtype), config.algorithm
+    frozen = bool(algorithm.use_kl_loss or algorithm.kl_coef > 0) + bool(algorithm.use_opd)
+    frozen += algorithm.keep_old_actor
+    trained = 1 + (algorithm.advantage_estimator == "ppo")
+    held = size * (trained * (DTYPE_BYTES[dtype] + FLOAT32_BYTES) + frozen * DTYPE_BYTES[dtype])
+    shared = size * trained * OPTIMIZER_BYTES[dtype]
+    layout = {option_name(name): value for name, value in layout_of(config.megatron).items()}
+    tensor = layout.get("tensor_model_parallel_size", 1)
+    parts = tensor * layout.get("pipeline_model_parallel_size", 1)
+    ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+    vocabulary = -(-shape.vocab_size // tensor)
+    train = config.train
+    tokens = train.max_tokens_per_gpu or train.micro_batch_size * _longest(config, shape)
+    positions = min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
+    return {
+        "trainer_bytes": held + shared,
+        "trainer_bytes_a_rank": held // parts + shared // max(parts, ranks),
+        "log_prob_bytes_a_rank": LOGITS_COPIES * FLOAT32_BYTES * positions * vocabulary,
+    }
+
+
+def _longest(config: RunConfig, shape: ModelShape) -> int:
+    """Tokens that a sequence may have."""
+    rollout = config.rollout
+    prompt = config.data.rollout_max_prompt_len
+    both = prompt + rollout.rollout_max_response_len if prompt else shape.max_positions
+    return min(rollout.rollout_max_context_len or both, shape.max_positions)

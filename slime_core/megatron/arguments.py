@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
 from slime_core.megatron.declared import declared_fields
+from slime_core.megatron.option_bounds import check_bounds
 from slime_core.megatron.option_types import check_type
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.unsupported import refuse_unsupported
@@ -263,6 +264,7 @@ def check_names(options: Mapping[str, Any], classes: Fields | None = None) -> No
         elif name not in _FROM_MODEL and name not in _WITHOUT_EFFECT:
             check_type(given, value, _type_of(name, classes))
             refuse_unsupported(given, name, value)
+            check_bounds(given, name, value)
 
 
 def resolve(

@@ -246,13 +246,18 @@ def test_each_number_of_the_optimizer_changes_the_second_step(
     assert steps[1]["weights_digest"] != base[1]["weights_digest"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"recompute_granularity": "selective"},
+        *({"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": 1}
+          for method in ("uniform", "block")),
+    ],
+)  # fmt: skip
 def test_layers_that_are_computed_again_give_the_same_weights(
-    model: str, in_trainer: Callable[..., Any]
+    model: str, in_trainer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     batch = models.random_batch(models.VOCAB, steps=2)
-    options = {
-        "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1,
-    }  # fmt: skip
     kept = steps_of(in_trainer(jobs.train, BASE | {"hf_checkpoint": model}, [batch]))
     settings = BASE | {"hf_checkpoint": model, "megatron": options}
     again = steps_of(in_trainer(jobs.train, settings, [batch]))

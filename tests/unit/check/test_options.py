@@ -47,6 +47,20 @@ def test_options_that_change_nothing_are_named(name):
     assert findings.notes == [f"megatron: without effect here: {name}"]
 
 
+def test_a_recomputation_is_whole_or_refused():
+    whole = {"recompute_method": "uniform", "recompute_num_layers": 1}
+    assert problems(1, recompute_granularity="full", **whole) == []
+    assert problems(1, recompute_granularity="selective") == []
+    (lacks,) = problems(1, recompute_granularity="full")
+    assert "full needs recompute_method and recompute_num_layers, such as" in lacks
+    (half,) = problems(1, recompute_granularity="full", recompute_method="block")
+    assert "full needs recompute_num_layers, such as" in half
+    (more,) = problems(1, recompute_granularity="selective", **whole)
+    assert "is selective, but only full takes recompute_method and recompute_num_layers" in more
+    (alone,) = problems(1, recompute_num_layers=1)
+    assert "recompute_granularity is None, but only full takes recompute_num_layers: set" in alone
+
+
 def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():
     assert problems(2) == problems(2, tensor_model_parallel_size=2) == []
     assert problems(2, pipeline_model_parallel_size=2) == []

@@ -425,6 +425,10 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     "a wrong type of a flag": (
         flags("--seed", "many"), ["--seed must be a whole number of at least 0 and", "not 'many'"]
     ),
+    "a size of nothing": (
+        flags("--tensor-model-parallel-size", "0", "--weight-decay", "-1"),
+        ["'tensor_model_parallel_size' must be at least 1, not 0", "'weight_decay' must be at"],
+    ),
     "a seed that numpy does not take": (
         flags("--seed", str(2**64)), ["--seed must be a whole number", "at most 4294967295"]
     ),

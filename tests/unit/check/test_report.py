@@ -33,8 +33,21 @@ def test_the_report_of_the_quickstart(capsys, tmp_path):
     assert (plan["samples_an_iteration"], plan["optimizer_steps"]) == (128, 60)
     assert plan["response_tokens_an_iteration_at_most"] == 128 * 6
     assert plan["evaluations"] == 7
-    assert plan["trainer_bytes"] == 212_928 * 16
+    assert plan["trainer_bytes"] == plan["trainer_bytes_a_rank"] == 212_928 * 16
+    assert plan["log_prob_bytes_a_rank"] == 5 * 4 * 100 * 2048, "logits of a micro-batch"
+    assert plan["kv_cache_bytes_at_most"] == 128 * 256 * plan["kv_cache_bytes_a_token"]
     assert not (tmp_path / "w").exists()
+
+
+def test_memory_is_told_by_rank(capsys, tmp_path):
+    """Two replicas of a model on two ranks each: halves of it, and quarters of Adam's moments."""
+    four = ("--actor-num-gpus-per-node", 4, "--tensor-model-parallel-size", 2, "--device", "cpu",
+            "--rollout-max-prompt-len", 5)  # fmt: skip
+    plan = report(capsys, "--workspace", tmp_path / "w", *four)["plan"]
+    assert plan["trainer_bytes"] == 212_928 * 16
+    assert plan["trainer_bytes_a_rank"] == 212_928 * (8 // 2 + 8 // 4)
+    assert plan["log_prob_bytes_a_rank"] == 5 * 4 * (100 // 2) * 2048
+    assert plan["kv_cache_bytes_at_most"] == 128 * (5 + 6) * plan["kv_cache_bytes_a_token"]
 
 
 def test_samples_without_others_to_compare_with_are_noted(capsys, tmp_path):
@@ -88,7 +101,7 @@ def test_a_model_of_4b_parameters_is_looked_at_in_seconds_without_torch(tmp_path
     )
     arguments = [
         "check", str(QUICKSTART), "--hf-checkpoint", str(folder), "--json",
-        "--workspace", str(tmp_path / "w"), "--megatron", '{"recompute_num_layers": 2}',
+        "--workspace", str(tmp_path / "w"), "--megatron", '{"num_layers": 36}',
     ]  # fmt: skip
     started = time.monotonic()
     done = subprocess.run(

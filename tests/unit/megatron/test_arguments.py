@@ -123,6 +123,14 @@ def test_each_option_reaches_its_class() -> None:
         ({"cpu_offloading": True}, "needs Transformer Engine"),
         ({"recompute_modules": ["core_attn", "layernorm"]}, "'layernorm' cannot be recomputed"),
         ({"mtp_num_layers": 1}, "supports None only"),
+        ({"tensor_model_parallel_size": 0}, "must be at least 1, not 0"),
+        ({"pipeline-model-parallel-size": -1}, "must be at least 1, not -1"),
+        ({"lr_decay_iters": 0}, "must be at least 1"),
+        ({"make_vocab_size_divisible_by": 0}, "must be at least 1"),
+        ({"lr_warmup_iters": -3}, "must be at least 0"),
+        ({"weight_decay": -0.1}, "must be at least 0"),
+        ({"adam_beta1": 1.0}, "must be from 0 to below 1"),
+        ({"adam_eps": 0.0}, "must be above 0"),
     ],
 )
 def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> None:
