@@ -84,7 +84,12 @@ class Session:
             task = asyncio.create_task(self._turn(request, model), name="a turn of an agent")
             self._tasks[name] = task
             self._all_tasks.add(task)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise ApiError(503, "the session was closed") from None
+            raise
 
     async def close(self) -> None:
         """Ends what is under way; the key is of no use any more."""
@@ -152,7 +157,6 @@ class Session:
             sample.append_response_tokens(tokens=put, log_probs=None, trainable=False)
         else:
             sample.tokens = [*sample.tokens, *put]
-            sample.prompt = request.messages
         context = len(sample.tokens)
         turn = self._from_log(request, context, put)
         if turn is None:

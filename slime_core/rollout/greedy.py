@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from slime_core.errors import RewardError
+from slime_core.rewards.result import FAILED_BEFORE
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample
 
 MARK = "greedy"
+NOT_OF_THE_PROMPT = (MARK, FAILED_BEFORE)
 
 
 def prompt_alone(row: Sample) -> Sample:
@@ -25,7 +27,9 @@ def prompt_alone(row: Sample) -> Sample:
         prompt=row.prompt,
         tokens=row.tokens[: len(row.tokens) - row.response_length],
         label=row.label,
-        metadata={name: value for name, value in row.metadata.items() if name != MARK},
+        metadata={
+            name: value for name, value in row.metadata.items() if name not in NOT_OF_THE_PROMPT
+        },
         generate_function_path=row.generate_function_path,
         custom_rm_path=row.custom_rm_path,
     )

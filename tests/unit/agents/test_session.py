@@ -257,6 +257,25 @@ def test_faults_of_ours_fail_the_attempt_and_those_of_the_request_do_not():
     assert status == 400 and session.failure is None
 
 
+def test_closing_ends_what_is_under_way():
+    class Slow(Script):
+        async def generate_raw(self, body):
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    async def body(session):
+        waiting = asyncio.create_task(say(session, ("user", "a")))
+        await asyncio.sleep(0)
+        while not session._all_tasks:
+            await asyncio.sleep(0)
+        await session.close()
+        with pytest.raises(ApiError, match="the session was closed"):
+            await waiting
+
+    _, session = played(Slow(), body)
+    assert session.rows() == []
+
+
 def test_a_closed_session_answers_nobody():
     async def body(session):
         await session.close()
