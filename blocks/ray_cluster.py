@@ -5,30 +5,36 @@ from __future__ import annotations
 from prefect.blocks.core import Block
 from pydantic import Field
 
-from slime_core.errors import ConfigError
+from slime_core.cluster.address import OWN, checked_address
+from slime_core.cluster.reach import cluster_facts
 
-LOCAL = "local"
+LOCAL = OWN
 
 
 class RayCluster(Block):
-    """Where trainer and rollout workers run. So far each run starts a Ray of its own."""
+    """Where trainer, engines and rollout workers run. A configuration names it as
+    `ray_address: block:NAME`."""
 
     _block_type_name = "slime RayCluster"
     _block_type_slug = "slime-ray-cluster"
 
     address: str = Field(
-        default=LOCAL, description="local: each run starts its own. Clusters are not supported yet."
+        default=LOCAL,
+        description="HOST:PORT of a cluster that stands already, auto for the one on the machine "
+        "of the run, or local: each run starts its own.",
     )
 
+    def environment(self) -> dict[str, str]:
+        """Nothing: it holds no secret."""
+        return {}
+
     def check(self) -> str:
-        """Says what a run would do.
+        """Asks the cluster, and says what a run would do.
 
         Raises:
-            ConfigError: the address is that of a cluster.
+            ConfigError: it cannot be reached from here, or a run cannot use it.
         """
-        if self.address != LOCAL:
-            raise ConfigError(
-                f"Ray at {self.address}: runs on a cluster that stands already are not supported "
-                f"yet; use {LOCAL}"
-            )
-        return "each run starts a Ray of its own on its machine"
+        address = checked_address(self.address, "address")
+        if address is None:
+            return "each run starts a Ray of its own on its machine"
+        return f"runs join the Ray cluster {cluster_facts(address).describe()}"

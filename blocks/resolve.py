@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blocks.grader_secrets import GraderSecrets
+from blocks.ray_cluster import RayCluster
 from blocks.sample_store import SampleStore
 from blocks.tracking import Tracking
 from slime_core.config.block_names import blocks_in
@@ -14,10 +15,12 @@ from slime_core.config.loading import load_config
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 
-KINDS: dict[str, type[SampleStore] | type[Tracking] | type[GraderSecrets]] = {
+Kind = type[SampleStore] | type[Tracking] | type[GraderSecrets] | type[RayCluster]
+KINDS: dict[str, Kind] = {
     "store_url": SampleStore,
     "mlflow_tracking_uri": Tracking,
     "grader_secrets": GraderSecrets,
+    "ray_address": RayCluster,
 }
 Load = Callable[[Any, str], Any]
 
@@ -59,6 +62,8 @@ async def resolve(config: RunConfig, load: Load | None = None) -> Resolved:
         over["mlflow_tracking_uri"] = block.uri
         if config.tracking.mlflow_experiment_name is None:
             over["mlflow_experiment_name"] = block.experiment
+    if "ray_address" in documents:
+        over["ray_address"] = documents["ray_address"].address
     return Resolved(load_config(config.model_dump(), over), environment)
 
 

@@ -21,7 +21,10 @@ import psutil
 
 from flows.server import BATCHED_WRITERS, HOST, api_answers, configured_api_url
 from slime_core import __version__
+from slime_core.cluster.address import VARIABLE, checked_address
+from slime_core.cluster.reach import cluster_facts
 from slime_core.config.flags import FlagParser, parse
+from slime_core.errors import ConfigError
 
 PACKAGES = ("torch", "megatron-core", "ray", "prefect", "mlflow", "transformers", "pyarrow")
 OPTIONAL = {"sglang": "engines on GPUs"}
@@ -147,9 +150,19 @@ def services() -> Iterator[Finding]:
         yield Finding("note", "mlflow store", f"{uri} does not answer; metrics would wait for it")
     else:
         yield Finding("ok", "mlflow store", uri)
-    if address := os.environ.get("RAY_ADDRESS"):
-        text = f"RAY_ADDRESS is {address}; runs on a cluster that stands already are not there yet"
-        yield Finding("note", "ray", text)
+    if os.environ.get(VARIABLE):
+        yield _ray()
+
+
+def _ray() -> Finding:
+    """The cluster that RAY_ADDRESS names."""
+    try:
+        address = checked_address(None, VARIABLE)
+        if address is None:
+            return Finding("ok", "ray", "each run starts its own")
+        return Finding("ok", "ray", f"runs join the cluster {cluster_facts(address).describe()}")
+    except ConfigError as error:
+        return Finding("bad", "ray", str(error))
 
 
 def _prefect(url: str, origin: str) -> Finding:

@@ -14,7 +14,7 @@ from slime_core.run.log_lines import LogFiles, LogLine
 from slime_core.run.paths import RunPaths
 from slime_core.store.backend import Backend
 
-SOURCES = ("driver", "trainer", "rollout", "engine")
+SOURCES = ("driver", "supervisor", "trainer", "rollout", "engine")
 LOOK_S = 0.5
 OWNER_S = 5.0
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "status": "the services of a workspace, and its runs that are alive",
     "stop": "end a running training cleanly, wherever it was started",
     "resume": "go on with a run as it was configured last",
+    "reap": "end what a run has left on a Ray cluster",
     "open": "where a run is to be seen: its pages, its store, its logs",
     "logs": "what the processes of a run have logged",
     "runs": "list the runs of a workspace or store",

@@ -31,7 +31,7 @@ TICK_S = 2.0
 PROGRESS_S = 5.0
 PRUNE_S, PRUNE_MOST = 1.0, 20
 WAITING_MOST = 200
-SOURCES = ("trainer", "rollout", "engine")
+SOURCES = ("supervisor", "trainer", "rollout", "engine")
 INFO = 20
 
 

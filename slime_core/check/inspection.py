@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime_core.check.algorithm import check_groups
+from slime_core.check.cluster import check_cluster
 from slime_core.check.data import Keys, Scan, scan, show_prompt
 from slime_core.check.findings import Findings
 from slime_core.check.lengths import Wanted, check_lengths
@@ -71,7 +72,9 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
         tokenizer = None  # said once; lengths are compared without it
     if shape is not None:
         check_lengths(config, shape, scans, tokenizer, findings)
-    device: Device | None = findings.attempt(lambda: resolve_device(config))
+    cluster = check_cluster(config, findings)
+    gpus = None if cluster is None else cluster.gpus_of_a_node
+    device: Device | None = findings.attempt(lambda: resolve_device(config, cluster_gpus=gpus))
     if device is not None:
         known = shape if check_megatron(config, device, shape, findings) else None
         asked: EngineKind | None = findings.attempt(lambda: resolve_engine(config, device))

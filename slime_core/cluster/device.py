@@ -29,24 +29,30 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     return min(there, len(named))
 
 
-def resolve_device(config: RunConfig, devices: Path = Path("/dev")) -> Device:
+def resolve_device(
+    config: RunConfig, devices: Path = Path("/dev"), *, cluster_gpus: int | None = None
+) -> Device:
     """cpu or cuda; auto takes CUDA where a GPU is visible.
 
     Args:
         devices: folder of the system's device files.
+        cluster_gpus: where the run is on a Ray cluster that stands already, most GPUs of one of its
+            nodes; they count instead.
 
     Raises:
         ConfigError: cuda was asked for without a GPU, or there are fewer GPUs than trainer ranks.
     """
     cluster = config.cluster
-    ranks, gpus = cluster.actor_num_gpus_per_node, visible_gpus(devices)
+    ranks, gpus, where = cluster.actor_num_gpus_per_node, visible_gpus(devices), "this machine"
+    if cluster_gpus is not None:
+        gpus, where = cluster_gpus, "a node of the Ray cluster"
     if cluster.device == "cpu":
         return "cpu"
     if cluster.device == "cuda" and not gpus:
-        raise ConfigError("device cuda: this machine shows no NVIDIA GPU; use --device cpu")
+        raise ConfigError(f"device cuda: {where} shows no NVIDIA GPU; use --device cpu")
     if ranks > max(1, gpus):
         raise ConfigError(
-            f"actor_num_gpus_per_node {ranks}: this machine shows {gpus} NVIDIA GPUs and each "
+            f"actor_num_gpus_per_node {ranks}: {where} shows {gpus} NVIDIA GPUs and each "
             "trainer rank needs its own; lower it, or train on processes with --device cpu"
         )
     return "cuda" if gpus else "cpu"

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from slime_core.cluster.spawner import EngineServer
 from slime_core.engines.client import EngineClient
 from slime_core.engines.health import HealthRules, HealthWatch
-from slime_core.engines.launcher import EngineProcess
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.waits import Deadline, together
 
@@ -32,7 +32,7 @@ class Engine:
     """
 
     name: str
-    process: EngineProcess
+    process: EngineServer
     client: EngineClient
     watch: HealthWatch
     quarantined: str | None = None
@@ -66,7 +66,7 @@ class EnginePool:
         restarted: restarts of all engines since the pool was made.
     """
 
-    spawn: Callable[[int], tuple[EngineProcess, EngineClient]]
+    spawn: Callable[[int], tuple[EngineServer, EngineClient]]
     size: int
     limits: PoolLimits
     engines: list[Engine] = field(default_factory=list)
@@ -167,7 +167,7 @@ class EnginePool:
                 await engine.client.close()
             self.engines.clear()
 
-    def _watch(self, process: EngineProcess, client: EngineClient) -> HealthWatch:
+    def _watch(self, process: EngineServer, client: EngineClient) -> HealthWatch:
         return HealthWatch(client, self.limits.health, lambda: process.alive)
 
     def _named(self, name: str) -> Engine:

@@ -7,18 +7,20 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import ray
-import ray._private.worker as ray_worker
 from ray._private import ray_constants
 
 from slime_core.cluster import reaper
+from slime_core.cluster.engine_maker import EngineMaker
+from slime_core.cluster.ray_output import log_to_details
+from slime_core.cluster.spawner import EngineOrder
+from slime_core.engines.launcher import EngineProcess, free_port
 from slime_core.errors import ConfigError
-from slime_core.run.logs import DETAILS
 
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -46,6 +48,8 @@ class LocalRay:
         self._restore_logger: Callable[[], None] = lambda: None
         self._reaper: subprocess.Popen[bytes] | None = None
         self._keeper: ThreadPoolExecutor | None = None
+        self._engines = EngineMaker()
+        self.makes_engines = False
 
     def start(self) -> None:
         """Starts Ray and the reaper that ends it should this process be killed.
@@ -58,8 +62,6 @@ class LocalRay:
                 "Ray is in use in this process already, and a run starts a Ray of its own: call "
                 "ray.shutdown() first, or start the run in another process"
             )
-        if os.environ.get("RAY_ADDRESS"):
-            log.warning("RAY_ADDRESS is set, but runs on external clusters are not there yet")
         os.environ.update(QUIET)
         # Else Ray's C++ core takes SIGTERM past Python, prints a stack and aborts 3 s later. The
         # variable of this name would have to be set before Ray is imported, and reach its workers.
@@ -68,7 +70,7 @@ class LocalRay:
         self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)  # socket paths must be short
         self._note.write_text(self._folder, encoding="utf-8")
         self._reaper = reaper.start(self._folder)
-        self._restore_logger = _log_to_details()
+        self._restore_logger = log_to_details()
         with reaper.marking(self._folder):
             self._in_a_lasting_thread(
                 ray.init,
@@ -81,9 +83,24 @@ class LocalRay:
                 _temp_dir=self._folder,
             )
 
+    def spawn(
+        self, name: str, actor_class: type, options: Mapping[str, Any], *arguments: Any
+    ) -> Any:
+        """Creates an actor without waiting for it; returns its handle."""
+        return ray.remote(**options)(actor_class).remote(*arguments)
+
+    def engine(self, order: EngineOrder) -> EngineProcess:
+        """A server that is not started yet, a child of this process and not of Ray."""
+        return self._engines.make(order)
+
+    def port(self) -> int:
+        """A port for the ranks to meet on."""
+        return free_port()
+
     def stop(self) -> None:
         """Ends the Ray that was started here, if one was, and waits for its processes: actors
         that were told to end may hold a GPU a little longer."""
+        self._engines.release()
         if not self._folder:
             return
         try:
@@ -111,33 +128,3 @@ class LocalRay:
         if folder.name.startswith(FOLDER_PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
         self._note.unlink()
-
-
-class _ToDetails(logging.Handler):
-    """Passes records on to the run's log files."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        logging.getLogger(DETAILS).handle(record)
-
-
-def _log_to_details() -> Callable[[], None]:
-    """Sends what Ray says in the driver to the log files instead of the terminal: it reports in
-    pages, for example each call that was waiting when we ended an actor. Two ways lead there, its
-    logger and the messages of the raylet, which no option of Ray keeps off stdout.
-
-    Returns:
-        Call it to undo that.
-    """
-    logger, shown = logging.getLogger("ray"), ray_worker.print_to_stdstream
-    before = list(logger.handlers)
-
-    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:
-        logging.getLogger(DETAILS).error("Ray (%s): %s", data["pid"], "\n".join(data["lines"]))
-
-    def restore() -> None:
-        logger.handlers[:] = before
-        ray_worker.print_to_stdstream = shown
-
-    logger.handlers[:] = [_ToDetails()]
-    ray_worker.print_to_stdstream = keep
-    return restore

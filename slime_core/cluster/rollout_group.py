@@ -11,21 +11,27 @@ import ray
 from ray.exceptions import RayActorError
 
 from slime_core.cluster.calls import answer
+from slime_core.cluster.place import Place
+from slime_core.cluster.spawner import Spawner
 from slime_core.errors import EngineError
 from slime_core.refs import Ref
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 
 log = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 30.0
-_REMOTE: Any = ray.remote(  # pyright: ignore[reportCallIssue]
-    num_cpus=0.0, max_restarts=0, max_concurrency=64
-)
+OPTIONS: dict[str, Any] = {"num_cpus": 0.0, "max_restarts": 0, "max_concurrency": 64}
 
 
 class RolloutActor:
     """One rollout worker in a process of its own."""
 
-    def __init__(self, settings: RolloutSettings) -> None:
+    def __init__(self, settings: RolloutSettings, place: Place | None = None) -> None:
+        """
+        Args:
+            place: what the process has to take over where it is no child of the run's own.
+        """
+        if place is not None:
+            place.take()
         self._settings = settings
         self._worker: Any = None
 
@@ -56,14 +62,20 @@ class RolloutGroup:
     needs, as often in a stage as an engine; what it had stored is not made again.
 
     Args:
+        spawner: makes its process.
         settings: what a worker needs.
         start_timeout_s: deadline of its set-up.
         stage_timeout_s: deadline of a generation or an evaluation.
     """
 
     def __init__(
-        self, settings: RolloutSettings, start_timeout_s: float, stage_timeout_s: float
+        self,
+        spawner: Spawner,
+        settings: RolloutSettings,
+        start_timeout_s: float,
+        stage_timeout_s: float,
     ) -> None:
+        self._spawner = spawner
         self._settings = settings
         self._start_timeout_s = start_timeout_s
         self._stage_timeout_s = stage_timeout_s
@@ -79,7 +91,7 @@ class RolloutGroup:
 
     def start(self) -> None:
         """Creates the worker and lets it set up, without waiting."""
-        self._actor = _REMOTE(RolloutActor).remote(self._settings)
+        self._actor = self._spawner.spawn("rollout-0", RolloutActor, OPTIONS, self._settings)
         self._setup = self._actor.setup.remote()
 
     async def ready(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The processes of a run: started side by side, waited for together, ended together.
 
 Lifetime *owned*: Ray, the trainer's ranks, the rollout worker and the engines belong to this
-process and end with it.
+process and end with it. Lifetime *external*: Ray stands already, and a supervisor there owns the
+others for this process.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from slime_core.cluster.address import cluster_address
 from slime_core.cluster.device import resolve_device
 from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.cluster.engine_pool import EnginePool, PoolLimits
+from slime_core.cluster.external_ray import ExternalRay, Join
 from slime_core.cluster.local_ray import LocalRay
-from slime_core.cluster.ports import HeldPort
+from slime_core.cluster.reach import ClusterFacts, cluster_facts
 from slime_core.cluster.rollout_group import RolloutGroup
+from slime_core.cluster.spawner import EngineOrder, EngineServer, Spawner
 from slime_core.cluster.trainer_group import TrainerGroup
 from slime_core.cluster.trainer_settings import model_facts, trainer_settings, training_dtype
 from slime_core.config.fields import identity_digest
 from slime_core.config.tree import RunConfig
 from slime_core.engines.client import EngineClient
-from slime_core.engines.launcher import EngineProcess, engine_process, free_port
 from slime_core.rollout.settings import RolloutSettings
 from slime_core.run.context import RunContext
 from slime_core.run.epoch import Lease
@@ -59,7 +62,10 @@ class Session:
     def __init__(self, config: RunConfig, run_id: str, trackers: Sequence[Tracker]) -> None:
         self.config = config
         self.run_id = run_id
-        self.device: Literal["cpu", "cuda"] = resolve_device(config)
+        facts = None if (address := cluster_address(config)) is None else cluster_facts(address)
+        self.device: Literal["cpu", "cuda"] = resolve_device(
+            config, cluster_gpus=facts and facts.gpus_of_a_node
+        )
         self.paths = RunPaths.create(config.run.workspace, run_id)
         url = store_url(config.run.workspace, config.store.store_url)
         self.store_url = url
@@ -68,12 +74,11 @@ class Session:
         self.root = open_backend(url, fsync=fsync)
         self.trackers = trackers
         self.lease: Lease | None = None
+        self._ray = self._ray_of(facts)
         self.trainer = self._trainer_group()
         self.rollout = self._rollout_group()
         self.engines = self._engine_pool()
         self.outbox: Outbox | None = None
-        self._ports: list[HeldPort] = []
-        self._ray = LocalRay(self.paths.local / "ray-folder")
         self._stop_logging: Callable[[], None] = lambda: None
         self._up: Callable[[str], None] = lambda part: None
 
@@ -175,7 +180,7 @@ class Session:
             if self.lease is not None:
                 later.push_async_callback(asyncio.to_thread, self.lease.release)
             later.callback(self._ray.stop)
-            later.push_async_callback(self._stop_engines)
+            later.push_async_callback(self.engines.close)
             later.callback(self.trainer.close)
             later.callback(self.rollout.stop)
             if self.outbox is not None:
@@ -190,9 +195,12 @@ class Session:
 
     def _start_processes(self) -> None:
         _empty(self.paths.weights)
-        self.engines.start()
+        if not self._ray.makes_engines:
+            self.engines.start()  # so they load while Ray starts
         self._ray.start()
         self._up("Ray")
+        if self._ray.makes_engines:
+            self.engines.start()
         self.trainer.start()
         self.rollout.start()
 
@@ -201,13 +209,27 @@ class Session:
         self._up(part)
         return result
 
-    async def _stop_engines(self) -> None:
-        try:
-            await self.engines.close()
-        finally:
-            for port in self._ports:
-                port.release()
-            self._ports.clear()
+    def _ray_of(self, facts: ClusterFacts | None) -> Spawner:
+        if facts is None:
+            return LocalRay(self.paths.local / "ray-folder")
+        config = self.config
+        ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+        gpus = max(ranks, config.cluster.rollout_num_gpus) if self.device == "cuda" else 0
+        tolerance = config.fault_tolerance
+        join = Join(
+            facts,
+            self.run_id,
+            self.backend.url,
+            self.paths,
+            gpus,
+            tolerance.orphan_timeout_s,
+            tolerance.start_timeout_s,
+        )
+        return ExternalRay(join, self._own_epoch)
+
+    def _own_epoch(self) -> int:
+        assert self.lease is not None
+        return self.lease.epoch
 
     def _trainer_group(self) -> TrainerGroup:
         config = self.config
@@ -215,10 +237,11 @@ class Session:
         ports: dict[int, int] = {}
 
         def settings_of(given: RunConfig, rank: int, build: int) -> Any:
-            port = ports.setdefault(build, free_port())
+            port = ports.get(build) or ports.setdefault(build, self._ray.port())
             return trainer_settings(given, self.device, rank, port)
 
         return TrainerGroup(
+            self._ray,
             config,
             settings_of,
             world,
@@ -238,22 +261,20 @@ class Session:
             log_file=self.paths.logs / "rollout-0.log",
         )
         tolerance = config.fault_tolerance
-        return RolloutGroup(settings, tolerance.start_timeout_s, tolerance.stage_timeout_s)
+        return RolloutGroup(
+            self._ray, settings, tolerance.start_timeout_s, tolerance.stage_timeout_s
+        )
 
     def _engine_pool(self) -> EnginePool:
         config, dtype = self.config, model_facts(self.config.rollout.hf_checkpoint)["dtype"]
         kind = resolve_engine(config, self.device)
         options = engine_options(config, kind, self.device, training_dtype(config, dtype))
 
-        def spawn(index: int) -> tuple[EngineProcess, EngineClient]:
-            process = engine_process(
-                kind,
-                config.rollout.hf_checkpoint,
-                self._engine_port(kind),
-                self.paths.logs / f"engine-{index}.log",
-                options,
-                threads=config.cluster.threads_per_process,
-            )
+        def spawn(index: int) -> tuple[EngineServer, EngineClient]:
+            log_path = self.paths.logs / f"engine-{index}.log"
+            threads = config.cluster.threads_per_process
+            model = config.rollout.hf_checkpoint
+            process = self._ray.engine(EngineOrder(kind, model, log_path, options, threads))
             return process, EngineClient(process.url)
 
         size = config.cluster.rollout_num_gpus // config.cluster.rollout_num_gpus_per_engine
@@ -261,14 +282,6 @@ class Session:
             config.fault_tolerance.start_timeout_s, config.fault_tolerance.engine_restarts
         )
         return EnginePool(spawn, size, limits)
-
-    def _engine_port(self, kind: str) -> int:
-        """A port for a new engine, held for the embedded one. SGLang looks for itself whether its
-        port is free, before it listens."""
-        if kind != "embedded":
-            return free_port()
-        self._ports.append(HeldPort())
-        return self._ports[-1].number
 
     def _weight_sync(self) -> WeightSync:
         sync = self.config.sync

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from slime_core.cluster.calls import answer
+from slime_core.cluster.place import Place
+from slime_core.cluster.spawner import Spawner
 from slime_core.cluster.train_call import TrainCall
 from slime_core.errors import TrainerError
 from slime_core.run import faults
@@ -24,15 +26,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 30.0
-_REMOTE: Any = ray.remote(  # pyright: ignore[reportCallIssue]
-    num_cpus=0.0, max_restarts=0, concurrency_groups={"control": 2}
-)
+OPTIONS: dict[str, Any] = {
+    "num_cpus": 0.0,
+    "max_restarts": 0,
+    "concurrency_groups": {"control": 2},
+}
 
 
 class TrainerActor:
     """One trainer rank in a process of its own. Status answers while training runs."""
 
-    def __init__(self, settings: TrainerSettings, source: BatchSource, log_file: Path) -> None:
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        source: BatchSource,
+        log_file: Path,
+        place: Place | None = None,
+    ) -> None:
+        """
+        Args:
+            place: what the process has to take over where it is no child of the run's own.
+        """
+        if place is not None:
+            place.take()
         log_to_file(log_file, "INFO")
         self._settings = settings
         self._source = source
@@ -117,6 +133,7 @@ class TrainerGroup:
     """All ranks. An exception in any of them taints the group: end it, rebuild, replay.
 
     Args:
+        spawner: makes their processes.
         config: the run's.
         settings_of: (configuration, rank, number of the build) -> the rank's settings; called again
             for each build, so that a rebuilt group meets on a new port.
@@ -129,6 +146,7 @@ class TrainerGroup:
 
     def __init__(
         self,
+        spawner: Spawner,
         config: RunConfig,
         settings_of: Callable[[RunConfig, int, int], TrainerSettings],
         world_size: int,
@@ -137,6 +155,7 @@ class TrainerGroup:
         start_timeout_s: float,
         train_timeout_s: float,
     ) -> None:
+        self._spawner = spawner
         self._config = config
         self._settings_of = settings_of
         self._world_size = world_size
@@ -155,7 +174,14 @@ class TrainerGroup:
         ranks = range(self._world_size)
         settings = [self._settings_of(given, rank, self._builds) for rank in ranks]
         self._actors = [
-            _REMOTE(TrainerActor).remote(one, self._source, self._logs / f"trainer-{one.rank}.log")
+            self._spawner.spawn(
+                f"trainer-{one.rank}",
+                TrainerActor,
+                OPTIONS,
+                one,
+                self._source,
+                self._logs / f"trainer-{one.rank}.log",
+            )
             for one in settings
         ]
         self._setups = [actor.setup.remote() for actor in self._actors]

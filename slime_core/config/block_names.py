@@ -10,7 +10,7 @@ from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 
 PREFIX = "block:"
-FIELDS = ("store_url", "mlflow_tracking_uri", "grader_secrets")
+FIELDS = ("store_url", "mlflow_tracking_uri", "grader_secrets", "ray_address")
 
 
 def blocks_in(config: RunConfig) -> dict[str, str]:

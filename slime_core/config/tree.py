@@ -44,6 +44,9 @@ class StoreGroup(Group):
 class ClusterGroup(Group):
     """Processes and devices. Without GPUs, sizes mean processes."""
 
+    ray_address: Operational[str | None] = None
+    """Ray cluster that stands already: HOST:PORT, auto for the one on this machine, or local for a
+    Ray of the run's own. Default RAY_ADDRESS, else local."""
     device: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
     """Device of trainer and engines; auto takes CUDA where torch finds a GPU."""
     actor_num_nodes: Operational[int] = Field(default=1, ge=1)
@@ -230,6 +233,9 @@ class FaultToleranceGroup(Group):
     """Deadline of one weight sync."""
     engine_restarts: Operational[int] = Field(default=3, ge=0)
     """Restarts of one engine, or of the rollout worker, that a stage may spend."""
+    orphan_timeout_s: Operational[float] = Field(default=60.0, ge=2)
+    """Seconds without a sign of life of the command after which a run's processes on a Ray cluster
+    that stands already are ended there."""
     max_group_attempts: Operational[int] = Field(default=3, ge=1)
     """Attempts at a group before it is dropped with its reason."""
 

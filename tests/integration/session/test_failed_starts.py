@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 
-from slime_core.cluster import session as session_module
+from slime_core.cluster import engine_maker
 from slime_core.cluster.session import Session
 from slime_core.cluster.trainer_group import TrainerGroup
 from slime_core.errors import ConfigError, EngineError, SlimeError, StoreError, TrainerError
@@ -144,11 +144,14 @@ def test_a_taken_port_and_a_model_without_weights_are_named(tmp_path, nothing_le
         class TakenPort:
             number = taken.getsockname()[1]
 
+            def __init__(self, host: str) -> None:
+                assert host == "127.0.0.1"
+
             def release(self) -> None:
                 return
 
         with monkeypatch.context() as patch:
-            patch.setattr(session_module, "HeldPort", TakenPort)
+            patch.setattr(engine_maker, "HeldPort", TakenPort)
             error = started(tmp_path / "a")
     assert isinstance(error, EngineError)
     assert f"port {TakenPort.number} on 127.0.0.1 cannot be used" in str(error)

@@ -104,10 +104,12 @@ def test_every_engine_is_asked():
             SGLangEndpoints(urls=[well, ill]).check()
 
 
-def test_a_ray_cluster_is_refused_so_far():
+def test_a_ray_cluster_says_what_a_run_would_do():
     assert "Ray of its own" in RayCluster().check()
-    with pytest.raises(ConfigError, match=r"ray://head:10001: .*not supported yet"):
+    with pytest.raises(ConfigError, match=r"ray://head:10001: .*on a node of its cluster"):
         RayCluster(address="ray://head:10001").check()
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 cannot be reached"):
+        RayCluster(address="127.0.0.1:1").check()
 
 
 @pytest.mark.parametrize("name", ["1A", "A-B", "", "PATH", "LD_PRELOAD", "PYTHONPATH"])
