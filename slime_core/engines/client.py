@@ -109,6 +109,7 @@ class EngineClient:
         self._update_timeout_s = update_timeout_s
         self._retries = connect_retries
         self._jitter = random.Random()
+        self._urls: dict[str, httpx.URL] = {}
         # No timeouts inside httpx: a call has one deadline over everything it does. No proxies
         # from the environment. Control calls have connections of their own, so that an abort
         # never waits behind the requests it is to end.
@@ -306,7 +307,7 @@ class EngineClient:
         async with self._deadline(url, timeout_s):
             for attempt in range(attempts + 1):
                 try:
-                    answer = await http.request(method, path, **_payload(body))
+                    answer = await http.request(method, self._absolute(path), **_payload(body))
                     self._check(answer.status_code, url, answer.content)
                     return answer.content
                 except httpx.TransportError as error:
@@ -315,6 +316,12 @@ class EngineClient:
                         raise
                 await asyncio.sleep(self._jitter.uniform(0.5, 1.0) * 0.1 * 2**attempt)
         raise AssertionError("unreachable")
+
+    def _absolute(self, path: str) -> httpx.URL:
+        """A path as a parsed URL, made once: httpx takes 1 ms to join and parse one."""
+        if path not in self._urls:
+            self._urls[path] = httpx.URL(f"{self.url}{path}")
+        return self._urls[path]
 
     @asynccontextmanager
     async def _deadline(self, url: str, seconds: float) -> AsyncIterator[None]:

@@ -224,7 +224,7 @@ class RewardHub:
         if grader.needs_label and label is None:
             message = f"{grader.name} needs a label; set --label-key or metadata['answer']"
             return ScoreFailure("no_label", message, "")
-        if grader.inline:
+        if len(response) <= grader.inline_chars:
             return grader.function()(response, label, sample.metadata)
         answer = await self._pool.grade(
             f"grader:{grader.name}",

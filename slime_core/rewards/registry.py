@@ -19,6 +19,7 @@ PACKAGE = "slime_core.rewards"
 BOXED = "boxed_"
 REWARD_NAMES = ("reward_func", "batched_custom_rm")
 """Names that a function for grading usually has, where a file is given alone."""
+ANY_LENGTH, SHORT = 1 << 62, 2048
 MATH = ("math_expr", "math_text", "text")
 
 
@@ -30,7 +31,7 @@ class Grader:
         name: what `--rm-type` says.
         target: `module:function` within slime_core.rewards.
         uses: further modules whose code decides the score; they enter the digest.
-        inline: so simple that it needs no worker process.
+        inline_chars: responses up to this length need no worker process, so simple is it.
         needs_label: a sample without label (or metadata["answer"]) fails.
         requires: `module:function` that raises ConfigError where something is missing that it
             needs.
@@ -39,7 +40,7 @@ class Grader:
     name: str
     target: str
     uses: tuple[str, ...] = ()
-    inline: bool = False
+    inline_chars: int = 0
     needs_label: bool = True
     requires: str = ""
 
@@ -61,8 +62,8 @@ class Grader:
 GRADERS = {
     grader.name: grader
     for grader in (
-        Grader("exact_match", "exact:grade_exact_match", ("text",), inline=True),
-        Grader("random", "exact:grade_random", inline=True, needs_label=False),
+        Grader("exact_match", "exact:grade_exact_match", ("text",), inline_chars=ANY_LENGTH),
+        Grader("random", "exact:grade_random", inline_chars=ANY_LENGTH, needs_label=False),
         Grader("math", "math_grade:grade_math", MATH),
         Grader("deepscaler", "math_grade:grade_deepscaler", MATH),
         Grader("hendrycks_math", "math_grade:grade_hendrycks_math", MATH),
@@ -71,7 +72,7 @@ GRADERS = {
         Grader("gsm8k", "gsm8k:grade_gsm8k"),
         Grader("gsm8k_strict", "gsm8k:grade_gsm8k_strict"),
         Grader("gsm8k_flexible", "gsm8k:grade_gsm8k_flexible"),
-        Grader("f1", "qa:grade_f1", ("text",)),
+        Grader("f1", "qa:grade_f1", ("text",), inline_chars=SHORT),
         Grader("ifeval", "ifeval:grade_ifeval", ("text",), needs_label=False),
         Grader("ifbench", "ifbench:grade_ifbench", ("ifeval", "text"), needs_label=False),
         Grader("regex", "patterns:grade_regex", needs_label=False),

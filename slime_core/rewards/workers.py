@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import psutil
 
 from slime_core.errors import RewardError
@@ -111,7 +112,7 @@ class GraderPool:
         if self._closed:
             raise RewardError("the grader pool is closed")
         try:
-            item_json = json.dumps(item, default=_jsonable)
+            item_json = _as_json(item)
         except (ValueError, TypeError, RecursionError) as error:
             return Answer(reason="exception", message=f"cannot be sent to a grader: {error}")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -299,6 +300,15 @@ def _environment(mark: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         MARK: mark,
     }
+
+
+def _as_json(item: list[Any]) -> str:
+    """A call's arguments. A long text in the first place is written ten times as fast by itself."""
+    if item and isinstance(item[0], str):
+        with contextlib.suppress(orjson.JSONEncodeError):  # a lone surrogate
+            rest = json.dumps(item[1:], default=_jsonable)[1:]
+            return f"[{orjson.dumps(item[0]).decode()}{', ' if len(item) > 1 else ''}{rest}"
+    return json.dumps(item, default=_jsonable)
 
 
 def _jsonable(value: Any) -> Any:
