@@ -14,6 +14,8 @@ from slime_core.engines.launcher import engine_process, free_port
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "configs/quickstart/model"
 TESTS = ROOT / "tests/contracts/engines"
+LINGER = ROOT / "tests/contracts/linger"
+"""Makes the moment after an answer long enough for the tests that need to hit it."""
 START_TIMEOUT_S = 400.0
 
 
@@ -27,7 +29,9 @@ def main() -> int:
     wanted = {**SGLANG, "dtype": options.dtype, "enable_metrics": True,
               "enable_deterministic_inference": True}  # fmt: skip
     log = options.out / "contracts-sglang.log"
-    engine = engine_process("sglang", str(MODEL), free_port(), log, wanted)
+    folders = [str(LINGER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"PYTHONPATH": os.pathsep.join(folders)}
+    engine = engine_process("sglang", str(MODEL), free_port(), log, wanted, env=env)
     engine.start()
     try:
         engine.wait_healthy(START_TIMEOUT_S)

@@ -16,7 +16,7 @@ from slime_core.engines.client import EngineUnreachableError
 from slime_core.engines.launcher import EngineProcess, free_port, sglang_command
 from slime_core.engines.protocol import GenerateRequest
 from slime_core.waits import poll
-from tests.contracts.engines.conftest import PROMPT, run_scenario
+from tests.contracts.engines.conftest import LINGER, PROMPT, run_scenario
 
 pytestmark = pytest.mark.sglang
 
@@ -40,7 +40,7 @@ OPTIONS = {
 }
 ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "PYTHONPATH": f"{Path(__file__).parent / 'stubs'}:{ROOT}",
+    "PYTHONPATH": f"{Path(__file__).parent / 'stubs'}:{LINGER}:{ROOT}",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
 }

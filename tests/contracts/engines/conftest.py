@@ -1,7 +1,8 @@
 """The engine that the contract tests talk to.
 
 By default the embedded engine on the shipped tiny model. SLIME_TEST_ENGINE_URL names another
-server of the same protocol that serves the same model, for example a real SGLang.
+server of the same protocol that serves the same model, for example a real SGLang with LINGER on
+its PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PROMPT = [26, 23, 29, 22, 34]
 LONG = {"max_new_tokens": 240, "temperature": 1.0, "ignore_eos": True, "sampling_seed": 3}
 TEST_DEADLINE_S = 120.0
 EXTERNAL_URL = os.environ.get("SLIME_TEST_ENGINE_URL", "")
+LINGER = Path(__file__).parents[1] / "linger"
+"""A folder for SGLang's PYTHONPATH: /slow_down then also delays the step after an answer."""
 
 Scenario = Callable[[EngineClient, httpx.AsyncClient], Coroutine[Any, Any, None]]
 
