@@ -26,7 +26,7 @@ OPENING = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": 
            "(": ")"}  # fmt: skip
 IGNORED = ("elif", ")", "set", "cd", "sleep", "echo", "wait", "shift", "true")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
-SETTING = ("read", "unset", "mapfile", "readarray", "getopts", "let", "printf")
+SETTING = ("read", "unset", "mapfile", "readarray", "getopts", "let", "printf", "for")
 """Commands that set, or may set, the variables that they name."""
 BRACES = re.compile(r"\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
 UP = re.compile(r"dirname[^)]*\)[\"']?((?:/\.\.)+)")
@@ -115,8 +115,10 @@ class _Follower:
                 continue
             if word in OPENING and not line.words[0].items:
                 open_blocks.append(OPENING[word])
+                where = f"line {line.number} of {Path(shown).name}"
                 if word != "(" and word != "{":
-                    self._others.append(f"`{word}` at line {line.number} of {Path(shown).name}")
+                    self._others.append(f"`{word}` at {where}")
+                self._lose(line.words if word == "for" else line.words[1:], where)
                 continue
             where = f"line {line.number} of {Path(shown).name}"
             runs = not line.after or (certain and line.after == "&&")
@@ -162,12 +164,16 @@ class _Follower:
 
     def _lose(self, words: list[Word], where: str) -> None:
         """Variables that a command sets in a way that is not followed have no known value."""
+        if not words:
+            return
         element = ELEMENT.match(words[0].plain)
         names = [element[1]] if element else []
         if words[0].plain in SETTING:
             texts = ["".join(part.text for part in word.parts) for word in words[1:]]
             if words[0].plain == "printf":
                 texts = texts[1:2] if texts[:1] == ["-v"] else []
+            elif words[0].plain == "for":
+                texts = texts[:1]
             names = [match[0] for text in texts if (match := re.match(r"\w+", text))]
         for name in names:
             self._values[name] = Unknown(f"{words[0].plain} sets it at {where}")

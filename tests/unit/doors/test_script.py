@@ -48,6 +48,7 @@ SAME = {
     "defaults that stay": ': "${N:=4}" ${M:=5 6}\nK=\n: ${K=x}\n'
     'python train.py $N $M "$K" ${L:=y}$L',
     "an empty array as a value": 'A=()\npython train.py "$A" ${A-none} ${A:+set} end',
+    "a loop over names": "A=(x)\nfor i in A B; do true; done\npython train.py ${A[@]}",
     "stars in quotes": 'B="a*"\npython train.py "a*b" a\\*b x="?"',
 }
 
@@ -163,6 +164,9 @@ def test_what_cannot_be_known_is_named_with_its_line(text, sentence, tmp_path):
     ("A=1 source m.sh\npython train.py", "line 1 of run.sh: A=... before source is a form"),
     ("A=1\nread -r A < file\npython train.py $A", "read sets it at line 2 of run.sh"),
     ("A=1\nunset A\npython train.py $A", "unset sets it at line 2"),
+    ("A=1\nfor A in 2 3; do echo; done\npython train.py $A", "for sets it at line 2"),
+    ("A=1\nwhile read -r A; do :; done < f\npython train.py $A", "read sets it at line 2"),
+    ("A=1\nif read A; then echo; fi\npython train.py $A", "read sets it at line 2"),
     ("A=1\nlet A=A+1\npython train.py $A", "let sets it at line 2"),
     ("A=1\nprintf -v A x\npython train.py $A", "printf sets it at line 2"),
     ("A=(1 2)\nA[0]=3\npython train.py ${A[@]}", "A[0]=3 sets it at line 2"),
