@@ -20,7 +20,7 @@ from slime_core.cluster.engine_maker import EngineMaker
 from slime_core.cluster.ray_output import log_to_details
 from slime_core.cluster.spawner import EngineOrder
 from slime_core.engines.launcher import EngineProcess, free_port
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, EngineError
 
 log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -119,7 +119,10 @@ class LocalRay:
 
     def _in_a_lasting_thread(self, call: Callable[..., object], **options: Any) -> None:
         self._keeper = ThreadPoolExecutor(1, "ray")
-        self._keeper.submit(call, **options).result()
+        try:
+            self._keeper.submit(call, **options).result()
+        except Exception as error:  # Ray raises plain Exception where its node does not come up
+            raise EngineError(f"Ray could not be started on this machine: {error}") from error
 
     def _remove_noted(self) -> None:
         if not self._note.exists():
