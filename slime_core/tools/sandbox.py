@@ -254,8 +254,17 @@ def _walls(limits: Limits) -> Sequence[str]:
 
 def _program(limits: Limits) -> Sequence[str]:
     numbers = (int(limits.time_s) + 1, limits.memory_bytes >> 10, limits.scratch_bytes >> 9)
-    python = str(Path(sys.prefix) / "bin" / "python")
-    return ["/bin/sh", "-c", LIMITED, "sh", *map(str, numbers), python, "-I", "-B", "/main.py"]
+    return [
+        "/bin/sh",
+        "-c",
+        LIMITED,
+        "sh",
+        *map(str, numbers),
+        sys.executable,
+        "-I",
+        "-B",
+        "/main.py",
+    ]
 
 
 def _in_memory(data: bytes) -> int:
