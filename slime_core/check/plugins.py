@@ -52,7 +52,7 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
             findings.fact("rollout", **{path: form})
     findings.attempt(lambda: load_filter(rollout.dynamic_sampling_filter_path))
     findings.attempt(lambda: load_buffer_filter(rollout.buffer_filter_path, None))
-    training = training_path(rollout.rollout_function_path)
+    training = training_path(rollout.rollout_function_path, config.debug.load_debug_rollout_data)
     evaluation = evaluation_path(config.eval.eval_function_path, training)
     for path in dict.fromkeys(path for path in (training, evaluation) if path):
         findings.attempt(lambda p=path: load_rollout(p))

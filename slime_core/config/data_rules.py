@@ -19,7 +19,7 @@ def _prompts(config: RunConfig) -> str | None:
     data = config.data
     if not data.disable_rollout_global_dataset:
         return None
-    if config.rollout.rollout_function_path is None:
+    if not (config.rollout.rollout_function_path or config.debug.load_debug_rollout_data):
         return (
             "disable_rollout_global_dataset leaves prompts to a rollout function: set "
             "rollout_function_path"

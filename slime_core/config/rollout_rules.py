@@ -23,7 +23,8 @@ def validate(config: RunConfig) -> str | None:
 def _reward(config: RunConfig) -> str | None:
     rewards = config.rewards
     if rewards.rm_type is None and rewards.custom_rm_path is None:
-        if config.rollout.generate_path or config.rollout.rollout_function_path:
+        rollout, dumps = config.rollout, config.debug.load_debug_rollout_data
+        if rollout.generate_path or rollout.rollout_function_path or dumps:
             return None  # they may set rewards themselves
         return "no reward is configured: set rm_type (such as exact_match) or custom_rm_path"
     if rewards.custom_rm_path is not None or rewards.rm_type is None:

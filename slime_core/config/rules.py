@@ -19,6 +19,7 @@ def validate(config: RunConfig) -> None:
         algorithm_rules.validate,
         _eval,
         _save_hf,
+        _dumps,
         data_rules.validate,
         rollout_rules.validate,
         parallel.layout_problem,
@@ -80,6 +81,25 @@ def _eval(config: RunConfig) -> str | None:
         return "eval_interval needs held-out prompts: set eval_prompt_data or eval_config"
     if has_data and config.eval.eval_interval is None:
         return "evaluation data is given without eval_interval: set it, or remove the data"
+    return None
+
+
+def _dumps(config: RunConfig) -> str | None:
+    saved, loaded = config.debug.save_debug_rollout_data, config.debug.load_debug_rollout_data
+    if saved is not None and "{rollout_id}" not in saved:
+        return (
+            f"save_debug_rollout_data {saved} would be written over in each iteration: put "
+            "{rollout_id} into it"
+        )
+    if loaded is None:
+        return None
+    if loaded == saved:
+        return "save_debug_rollout_data and load_debug_rollout_data name the same files"
+    if config.rollout.rollout_function_path is not None:
+        return (
+            "load_debug_rollout_data and rollout_function_path both say where samples come from: "
+            "leave one out"
+        )
     return None
 
 

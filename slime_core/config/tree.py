@@ -245,6 +245,11 @@ class DebugGroup(Group):
 
     log_level: Operational[Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = "INFO"
     """Level of the log files in the workspace."""
+    save_debug_rollout_data: Operational[str | None] = None
+    """File for the samples of each iteration as slime dumps them; `{rollout_id}` stands for its
+    number."""
+    load_debug_rollout_data: Operational[str | None] = None
+    """Such files: train on their samples instead of generating."""
 
 
 class RunConfig(Group):

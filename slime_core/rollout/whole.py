@@ -28,9 +28,11 @@ from slime_core.store.parts import ABORTED, DROPPED, KEPT, GroupRows
 from slime_core.waits import within
 
 log = logging.getLogger(__name__)
+DUMPS = "slime_core.rollout.dumps.generate_rollout"
 OURS = "slime.rollout.sglang_rollout.generate_rollout"
 ONLY_TRAINING = (
     OURS,
+    DUMPS,
     "slime.rollout.sft_rollout.generate_rollout",
     "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
 )
@@ -38,8 +40,15 @@ ONLY_TRAINING = (
 CALL = ("args", "rollout_id", "data_source", "evaluation=")
 
 
-def training_path(path: str | None) -> str | None:
-    """The function that makes batches; None for our loop."""
+def training_path(path: str | None, dumps: str | None = None) -> str | None:
+    """The function that makes batches; None for our loop.
+
+    Args:
+        path: what is configured.
+        dumps: files that samples are read from instead (load_debug_rollout_data).
+    """
+    if dumps is not None:
+        return DUMPS
     return None if path == OURS else path
 
 

@@ -59,7 +59,8 @@ from slime_core.store.backend import join_url, open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.digest import checksum
 from slime_core.store.draws import Draw
-from slime_core.store.seal import Seal, Segment, adopt, put_seal, read_seal
+from slime_core.store.parts import KEPT
+from slime_core.store.seal import Seal, Segment, adopt, open_groups, put_seal, read_seal
 
 log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -107,7 +108,9 @@ class RolloutWorker:
             what_changes(self._tokenizer, "tool", kwargs)  # raises now, not at the first call
         model = Path(self._config.rollout.hf_checkpoint).name
         self._gateway = Gateway(model, self._config.rollout.agent_concurrency)
-        path = training_path(self._config.rollout.rollout_function_path)
+        path = training_path(
+            self._config.rollout.rollout_function_path, self._config.debug.load_debug_rollout_data
+        )
         limit_s = self._config.fault_tolerance.stage_timeout_s
         self._whole = WholeRollout.load(path, limit_s) if path else None
         self._hub = RewardHub(reward_settings(self._config, self._tokenizer), self._args)
@@ -157,6 +160,7 @@ class RolloutWorker:
         self._check_epoch(epoch)
         seal = await asyncio.to_thread(read_seal, self._backend, segment)
         if seal is not None:
+            await asyncio.to_thread(self._dump, seal)
             return Ref(**{**seal.ref().to_dict(), "from_store": True})
         adopted = await asyncio.to_thread(adopt, self._cache, segment)
         masked = self._config.rollout.mask_offpolicy_in_partial_rollout
@@ -279,7 +283,22 @@ class RolloutWorker:
             returned=closed.returned,
             metrics=metrics,
         )
+        self._dump(seal)
         return seal.ref()
+
+    def _dump(self, seal: Seal) -> None:
+        """Writes the samples of a segment to a file of the user's, unless it is there."""
+        template = self._config.debug.save_debug_rollout_data
+        if template is None:
+            return
+        from slime_core.rollout.dumps import path_of, write_dump  # imports torch
+
+        if not path_of(template, seal.segment).exists():
+            groups = [group for group in seal.groups if group.entry.verdict == KEPT]
+            files = open_groups(self._cache, groups)
+            places = (files[group.entry.group_id, group.entry.attempt] for group in groups)
+            samples = [one for file, batch in places for one in file.rows(batch).to_samples()]
+            write_dump(template, seal.segment, samples)
 
     def _begin(self) -> int:
         """Groups that a segment begins with."""

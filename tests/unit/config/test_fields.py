@@ -37,6 +37,7 @@ CHANGED = {  # another valid value for fields whose type does not give one by it
     "reward_shaping": "cosine",
     "over_sampling_batch_size": 8,
     "prompt_data_weights": [2.0, 1.0],
+    "save_debug_rollout_data": "{rollout_id}.pt",
     "multimodal_keys": {"image": "images"},
 }
 TOGETHER = {  # fields that only pass the rules with others

@@ -119,3 +119,22 @@ def test_steps_follow_from_whatever_is_given(overrides, steps):
 )
 def test_what_fits_together_passes(overrides):
     small(**overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"save_debug_rollout_data": "x.pt"}, "would be written over in each iteration"),
+        (
+            {"save_debug_rollout_data": "{rollout_id}", "load_debug_rollout_data": "{rollout_id}"},
+            "name the same files",
+        ),
+        (
+            {"load_debug_rollout_data": "x", "rollout_function_path": "a.b"},
+            "both say where samples come from",
+        ),
+    ],
+)
+def test_dumps_of_samples_have_a_file_each_and_one_origin(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        small(**overrides)
