@@ -32,6 +32,7 @@ RUN_TAG = "run:"
 DEAD = "the process of this run is gone; a retry of this flow run, or `slime resume`, goes on"
 GONE = "the process of this run is gone; the run went on in another flow run"
 STOPPED = "stopped by a person; the same command goes on"
+FINISHED = "its process was killed after the last iteration, when nothing was left to do"
 LATE = "reported late: Prefect was away when this ended"
 
 
@@ -141,6 +142,35 @@ async def end_dead(
     return found
 
 
+async def settle_lost(own: UUID) -> int:
+    """Marks task runs of a flow run that has finished as completed, where their end went with a
+    server that was killed.
+
+    Returns:
+        How many were marked.
+    """
+    marked = 0
+    async with _forgiving("marking task runs as completed") as client:
+        for task_run in await _task_runs(client, [own], [own]):
+            await client.set_task_run_state(task_run, Completed(message=LATE), force=True)
+            marked += 1
+    return marked
+
+
+async def complete_finished(run_id: str) -> int:
+    """Marks what a training left unfinished that was killed after its last iteration as completed.
+
+    Returns:
+        How many flow runs and task runs were marked.
+    """
+    async with _forgiving("marking a finished run as completed") as client:
+        tag = filters.FlowRunFilterTags(all_=[f"{RUN_TAG}{run_id}"])
+        parents = [run.id for run in await _flow_runs(client, tags=tag)]
+        if parents:
+            return await _end(client, parents, parents, Completed(message=FINISHED))
+    return 0
+
+
 def _inner_end(how: Ending | None) -> State[Any]:
     """What was unfinished in Prefect below a run that has ended."""
     return Completed(message=LATE) if how == "finished" else Crashed(message=DEAD)
@@ -158,7 +188,7 @@ async def _end(
     """Sets the state of parents, what is unfinished below `owners`, and all their task runs."""
     below = filters.FlowRunFilterParentFlowRunId(any_=list(owners))
     children = [run.id for run in await _flow_runs(client, parent_flow_run_id=below)]
-    task_runs = await _task_runs(client, [*parents, *children])
+    task_runs = await _task_runs(client, parents, owners)
     for task_run in task_runs:
         await client.set_task_run_state(task_run, state, force=True)
     for gone in [*children, *parents]:
@@ -204,18 +234,28 @@ async def _flow_runs(client: PrefectClient, **condition: object) -> list[FlowRun
     return found
 
 
-async def _task_runs(client: PrefectClient, owners: Sequence[UUID]) -> list[UUID]:
-    """Ids of all unfinished task runs of these flow runs."""
-    if not owners:
-        return []
+async def _task_runs(
+    client: PrefectClient, parents: Sequence[UUID], owners: Sequence[UUID]
+) -> list[UUID]:
+    """Ids of all unfinished task runs of `parents` and of all subflow runs below `owners`, also of
+    finished ones: the end of a task run is lost with a server that is killed before it wrote it."""
     state = filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=UNFINISHED))
-    flow_runs = filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=list(owners)))
+    places = [
+        filters.FlowRunFilter(
+            parent_flow_run_id=filters.FlowRunFilterParentFlowRunId(any_=list(owners))
+        )
+    ]
+    if parents:
+        places.append(filters.FlowRunFilter(id=filters.FlowRunFilterId(any_=list(parents))))
     found: list[UUID] = []
-    while page := await client.read_task_runs(
-        flow_run_filter=flow_runs,
-        task_run_filter=filters.TaskRunFilter(state=state),
-        limit=PAGE,
-        offset=len(found),
-    ):
-        found += [run.id for run in page]
+    for place in places:
+        of_place: list[UUID] = []
+        while page := await client.read_task_runs(
+            flow_run_filter=place,
+            task_run_filter=filters.TaskRunFilter(state=state),
+            limit=PAGE,
+            offset=len(of_place),
+        ):
+            of_place += [run.id for run in page]
+        found += of_place
     return found

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.kill_matrix import __doc__ as ABOUT
 from benchmarks.kill_matrix.cases import Case, boundary_cases, random_cases
-from benchmarks.kill_matrix.places import missing_for
-from benchmarks.kill_matrix.play import play, play_untouched
-from benchmarks.kill_matrix.report import Line, line_of, read_lines, table
+from benchmarks.kill_matrix.one_case import play_case
+from benchmarks.kill_matrix.play import play_untouched
+from benchmarks.kill_matrix.report import Line, read_lines, table
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,7 +64,6 @@ class Matrix:
     def __init__(self, out: Path) -> None:
         self._out = out
         self._results = out / "results.jsonl"
-        self._writing = threading.Lock()
         self.lines = read_lines(self._results)
         out.mkdir(parents=True, exist_ok=True)
 
@@ -76,28 +74,18 @@ class Matrix:
         if not left:
             return
         untouched = play_untouched((self._out / "untouched").absolute())
-        with ThreadPoolExecutor(jobs) as pool:
-            for line in pool.map(lambda case: self._play(case, untouched), left):
-                print(
-                    f"{line['case']:<24} {line['verdict']:<8} {line['seconds']:6.1f} s", flush=True
-                )
+        # Processes, not threads: who watches several runs at once sees each of them too late.
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            played = [pool.submit(play_case, case, self._out, untouched) for case in left]
+            for line in (done.result() for done in as_completed(played)):
+                self._keep(line)
+                name, seconds = line["case"], line["seconds"]
+                print(f"{name:<24} {line['verdict']:<8} {seconds:6.1f} s", flush=True)
 
-    def _play(self, case: Case, untouched: Path) -> Line:
-        workspace = (self._out / case.name).absolute()
-        shutil.rmtree(workspace, ignore_errors=True)
-        if missing := missing_for(case.store):
-            why = f"no {', no '.join(missing)}"
-            line: Line = {"case": case.name, "store": case.store, "verdict": f"skipped: {why}"}
-            line |= {"problems": [], "kills": [], "resumes": 0, "seconds": 0.0}
-        else:
-            played = play(case, workspace, untouched)
-            line = line_of(case, played, workspace)
-            if not played.problems:
-                shutil.rmtree(workspace)
-        with self._writing, self._results.open("a") as results:
+    def _keep(self, line: Line) -> None:
+        with self._results.open("a") as results:
             results.write(json.dumps(line) + "\n")
-        self.lines[case.name] = line
-        return line
+        self.lines[line["case"]] = line
 
 
 def main() -> int:

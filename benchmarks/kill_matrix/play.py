@@ -45,6 +45,7 @@ FLAGS = (
 )
 WAIT_S, DEATH_S, LOOK_S, LOOK_AT_PROCESSES_S = 300.0, 30.0, 0.05, 0.5
 TAIL_CHARS = 3000
+NO_KILL = "no kill met the run"
 
 
 class CaseError(Exception):
@@ -95,7 +96,7 @@ def play(case: Case, workspace: Path, untouched: Path) -> Played:
             if played.problems:
                 place.folder()  # what the store held stays beside the workspace's other files
     if len(played.kills) == 0:
-        played.problems.append("no kill met the run")
+        played.problems.append(NO_KILL)
     played.seconds = round(time.monotonic() - start_s, 2)
     return played
 
@@ -189,6 +190,9 @@ class _Run:
         self._endings_left += 1
         self._played.kills.append({"kill": str(one), "went_on": "", "to_train_s": None})
         kill(pids)
+        if one.victim == "everything":  # also what was just about to be started
+            while left := marked(self._workspace):
+                kill(left)
         self._since_s = time.monotonic()
         if one.hold is not None:
             self.holds.remove(one.hold)

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
 
 def main() -> None:
-    from moto.server import ThreadedMotoServer
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it tells of every request
+    moto = DomainDispatcherApplication(create_backend_app)
+    lock = threading.Lock()
 
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    print(f"{host}:{port}", flush=True)
+    def one_at_a_time(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        """Moto looks for an object and then creates it: two writers at once would both win."""
+        with lock:
+            return list(moto(environ, start_response))
+
+    server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"127.0.0.1:{server.server_port}", flush=True)
     sys.stdin.read()
-    server.stop()
+    server.shutdown()
 
 
 if __name__ == "__main__":

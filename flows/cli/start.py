@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.cli.settle import shown_as_running
 from flows.cli.summary import summary
 from flows.cli.terminal_logs import quiet_console
 from flows.server import (
@@ -91,6 +92,7 @@ class Command:
         self._workspace = Path(config.run.workspace)
         self._own_prefect = not options.no_prefect and configured_api_url() is None
         self._server: OwnServer | None = None
+        self._server_restarts = 0
         self._recorded: RunConfig | None = None
         self._imports = threading.Thread(target=_import_flows, name="imports", daemon=True)
         self._stopper = stopper
@@ -145,11 +147,31 @@ class Command:
         self._config = resolved.config
 
     def _tell_finished(self, choice: RunChoice) -> int:
-        """Nothing is to be trained: only sends what metrics a tracker lacks."""
+        """Nothing is to be trained: only sends what metrics a tracker lacks, and tells Prefect."""
         from flows.launch import deliver
+
+        try:
+            self._tell_prefect(choice.run_id)
+        finally:
+            self._end()
 
         self._tell(choice, "is finished: nothing was started", deliver(self._config, choice.run_id))
         return 0
+
+    def _tell_prefect(self, run_id: str) -> None:
+        """Ends what Prefect still shows as running of a run that has finished."""
+        workspace = self._workspace
+        if self._options.no_prefect:
+            return
+        own = self._own_prefect and api_url_of(workspace) is None
+        if own and not shown_as_running(workspace.resolve() / "prefect", run_id):
+            return
+        self._choose_server()
+        if self._server is not None:
+            self._server.wait_healthy(self._config.fault_tolerance.start_timeout_s)
+        from flows.prefect_api import complete_finished
+
+        asyncio.run(complete_finished(run_id))
 
     def _tell(self, choice: RunChoice, how: str, notes: list[str]) -> None:
         self._terminal.close()
@@ -236,7 +258,7 @@ class Command:
         if self._options.no_prefect:
             await plain_training(launch)
             return
-        from flows.prefect_api import API_ERRORS
+        from flows.prefect_api import API_ERRORS, settle_lost
         from flows.train import train
 
         watch = asyncio.ensure_future(self._keep_server())
@@ -246,6 +268,8 @@ class Command:
                 await asyncio.to_thread(self._server.wait_healthy, limit_s)
             self._terminal.up("Prefect")
             await train(hidden(self._config))  # what is trained stands in the launch
+            if self._server_restarts and launch.flow_run_id is not None:
+                await settle_lost(launch.flow_run_id)
         except API_ERRORS as error:
             if not launch.finished:
                 raise ServerError(f"Prefect's API failed: {error}") from error
@@ -260,6 +284,7 @@ class Command:
             if not self._server.alive:
                 log.warning("Prefect's server ended: starting it again")
                 self._server = self._server.restarted()
+                self._server_restarts += 1
 
     def _end(self) -> None:
         """Hands over what Prefect's client still holds, then ends our server."""

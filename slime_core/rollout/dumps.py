@@ -17,6 +17,9 @@ import torch
 from slime_core.errors import DataError, StoreError
 from slime_core.rollout.handed_out import Group, HandedOut, grouped
 from slime_core.sample import Sample
+from slime_core.store.cache import NodeCache
+from slime_core.store.parts import KEPT
+from slime_core.store.seal import Seal, open_groups
 
 REBUILD: Any = np.zeros(1).__reduce__()[0]  # what a pickled array names
 NUMPY: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
@@ -56,6 +59,17 @@ def write_dump(template: str, iteration: int, samples: Sequence[Sample]) -> Path
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error}") from error
     return path
+
+
+def dump_segment(cache: NodeCache, seal: Seal, template: str) -> None:
+    """Writes the kept samples of a segment, unless their file is there."""
+    if path_of(template, seal.segment).exists():
+        return
+    groups = [group for group in seal.groups if group.entry.verdict == KEPT]
+    files = open_groups(cache, groups)
+    places = (files[group.entry.group_id, group.entry.attempt] for group in groups)
+    samples = [one for file, batch in places for one in file.rows(batch).to_samples()]
+    write_dump(template, seal.segment, samples)
 
 
 def read_dump(template: str, iteration: int) -> list[Sample]:

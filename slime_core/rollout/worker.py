@@ -43,12 +43,7 @@ from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, k
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 from slime_core.rollout.setup import client_of, reward_settings, sampling_of
 from slime_core.rollout.source_of_run import open_source, select_of
-from slime_core.rollout.whole import (
-    WholeRollout,
-    WholeSegment,
-    evaluation_path,
-    training_path,
-)
+from slime_core.rollout.whole import WholeRollout, WholeSegment, evaluation_path, training_path
 from slime_core.rollout.whole_evaluation import WholeEvaluation
 from slime_core.run.follower import Follower
 from slime_core.run.logs import log_to_file
@@ -59,8 +54,7 @@ from slime_core.store.backend import join_url, open_backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.digest import checksum
 from slime_core.store.draws import Draw
-from slime_core.store.parts import KEPT
-from slime_core.store.seal import Seal, Segment, adopt, open_groups, put_seal, read_seal
+from slime_core.store.seal import Seal, Segment, adopt, put_seal, read_seal
 
 log = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -287,18 +281,11 @@ class RolloutWorker:
         return seal.ref()
 
     def _dump(self, seal: Seal) -> None:
-        """Writes the samples of a segment to a file of the user's, unless it is there."""
-        template = self._config.debug.save_debug_rollout_data
-        if template is None:
-            return
-        from slime_core.rollout.dumps import path_of, write_dump  # imports torch
+        """Writes the kept samples to a file of the user's, where that is asked for."""
+        if template := self._config.debug.save_debug_rollout_data:
+            from slime_core.rollout.dumps import dump_segment  # imports torch
 
-        if not path_of(template, seal.segment).exists():
-            groups = [group for group in seal.groups if group.entry.verdict == KEPT]
-            files = open_groups(self._cache, groups)
-            places = (files[group.entry.group_id, group.entry.attempt] for group in groups)
-            samples = [one for file, batch in places for one in file.rows(batch).to_samples()]
-            write_dump(template, seal.segment, samples)
+            dump_segment(self._cache, seal, template)
 
     def _begin(self) -> int:
         """Groups that a segment begins with."""

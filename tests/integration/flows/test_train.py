@@ -11,7 +11,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas import filters
 from prefect.events.worker import EventsWorker
+from prefect.states import Running
 
+from flows.prefect_api import complete_finished, settle_lost
 from slime_core.errors import TrainerError
 from slime_core.waits import poll
 from tests.integration.flows.standin import StandIn
@@ -115,11 +117,12 @@ def test_what_a_killed_process_left_running_is_marked_crashed(server, tmp_path):
     try:
         poll("the run to hold", 60, lambda: (tmp_path / "held").exists() or None)
         [parent] = flow_runs_of("run-killed")
-        running = children_of(parent)[1]
+        done, running = children_of(parent)
         poll("its task to be seen", 30, lambda: tasks_of(running).get("train 000001"))
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.wait(10)
+    forget_the_end_of(recorded_tasks_of(done, len(STAGES))["train 000000"])
 
     again = StandIn(tmp_path, "run-killed", num_rollout=4)
     assert again.train().finished
@@ -129,6 +132,34 @@ def test_what_a_killed_process_left_running_is_marked_crashed(server, tmp_path):
     assert [child.state.type.value for child in children_of(old)] == ["COMPLETED", "CRASHED"]
     assert [child.name for child in children_of(new)] == [f"iteration {k:06d}" for k in (1, 2, 3)]
     assert tasks_of(running)["train 000001"].state.is_crashed()
+    assert tasks_of(done)["train 000000"].state.is_crashed()
+
+
+def forget_the_end_of(task):
+    """As a server does that is killed before it has written a task run's end."""
+    read("set_task_run_state", task_run_id=task.id, state=Running(), force=True)
+    assert read("read_task_run", task_run_id=task.id).state.is_running()
+
+
+def test_a_run_that_was_killed_before_prefect_knew_of_its_end_is_completed(server, tmp_path):
+    assert StandIn(tmp_path, "run-told-late", num_rollout=1).train().finished
+    [parent] = flow_runs_of("run-told-late")
+    [child] = children_of(parent)
+    forget_the_end_of(recorded_tasks_of(child, len(STAGES))["sync 000000"])
+    assert asyncio.run(settle_lost(parent.id)) == 1
+    assert tasks_of(child)["sync 000000"].state.is_completed()
+
+    forget_the_end_of(tasks_of(child)["sync 000000"])
+    for run in (parent, child):
+        read("set_flow_run_state", flow_run_id=run.id, state=Running(), force=True)
+
+    # The fourth is the task run by which the parent shows its subflow.
+    assert asyncio.run(complete_finished("run-told-late")) == 4
+    [parent] = flow_runs_of("run-told-late")
+    [child] = children_of(parent)
+    assert parent.state.is_completed() and child.state.is_completed()
+    assert tasks_of(child)["sync 000000"].state.is_completed()
+    assert asyncio.run(complete_finished("run-told-late")) == 0
 
 
 @pytest.mark.slow
