@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -39,6 +40,7 @@ DATA_TAG, CONFIG_TAG, COMMIT_TAG = (
     "mlflow.source.git.commit",
 )
 FINAL_WEIGHTS = "final"
+TAGS_FILE = "tags.json"
 GIT_TIMEOUT_S = 5.0
 
 
@@ -145,8 +147,8 @@ class Launch:
         reason = "failed"
         try:
             context = await self.session.ready()
-            for tracker in self.trackers:
-                tracker.add_tags({DATA_TAG: str(context.facts["data_fingerprint"])})
+            if self.trackers:
+                self._tag({DATA_TAG: str(context.facts["data_fingerprint"])})
             stages = self.stages or Stages.real()
             run = Bound(context, stages, self.report, self.stop_asked)
             token = BOUND.set(run)
@@ -161,6 +163,14 @@ class Launch:
             raise
         finally:
             await self.close(reason)
+
+    def _tag(self, tags: dict[str, str]) -> None:
+        """Gives trackers what only the processes know; it is kept for those that are away until
+        the end, since a later start of a finished run starts no process."""
+        local = RunPaths.create(self.config.run.workspace, self.run_id).local
+        (local / TAGS_FILE).write_text(json.dumps(tags))
+        for tracker in self.trackers:
+            tracker.add_tags(tags)
 
     async def _keep_weights(self, context: RunContext) -> None:
         """Exports what the trainer holds at the end, for trackers, where that is asked for."""
@@ -268,7 +278,11 @@ def trackers_of(config: RunConfig, run_id: str, guest: bool = False) -> list[Mlf
     )
     settings = replace(settings, guest=guest)
     backend = open_backend(location)
-    return [MlflowTracker(settings, lambda key: sample_rows(backend, key))]
+    tracker = MlflowTracker(settings, lambda key: sample_rows(backend, key))
+    kept = RunPaths(Path(config.run.workspace).absolute(), run_id).local / TAGS_FILE
+    if kept.is_file():
+        tracker.add_tags(json.loads(kept.read_text()))
+    return [tracker]
 
 
 def git_commit() -> dict[str, str]:

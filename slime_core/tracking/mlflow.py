@@ -214,8 +214,8 @@ class MlflowTracker:
         with _translated(self._settings.uri):
             if not record.is_iteration:
                 self._log_samples(record)
+            self._send_tags()  # before the metrics: it may be repeated, they may not
             self._client.log_batch(self.mlflow_run_id, metrics=metrics)
-            self._send_tags()
 
     def finish(self, status: str) -> None:
         if self._system is not None:
