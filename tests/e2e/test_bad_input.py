@@ -67,7 +67,7 @@ def test_the_help_of_train_explains_every_flag():
         (["trian"], "unknown command trian: did you mean train?"),
         (["train", "nowhere.yaml"], "nowhere.yaml: no such configuration file"),
         (["train", QUICKSTART, "--rollout-bach-size", "3"], "did you mean --rollout-batch-size?"),
-        (["train", QUICKSTART, "--seed", "many"], "--seed must be a whole number, not 'many'"),
+        (["train", QUICKSTART, "--seed", "many"], "--seed must be a whole number of at least 0"),
         (["train", QUICKSTART, "--new", "--run-id", "x"], "not allowed with argument --new"),
         (["train", QUICKSTART, "--run-id", "a/b"], "run id 'a/b': use letters, digits"),
         (["train", QUICKSTART, "--global-batch-size", "7"], "cannot be divided by"),
