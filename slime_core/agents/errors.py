@@ -24,6 +24,9 @@ class ApiError(SlimeError):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.status, self.message), self.__dict__
+
     def body(self) -> dict[str, Any]:
         """What the client gets."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"

@@ -52,8 +52,6 @@ UPSTREAM: dict[str, Any] = {
     "use_tensorboard": False,
     "debug_rollout_only": False,
     "debug_train_only": False,
-    "load_debug_rollout_data": None,
-    "save_debug_rollout_data": None,
     "dump_details": None,
     "ci_test": False,
     "opd_type": None,

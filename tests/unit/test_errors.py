@@ -6,15 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
+from slime_core.agents.errors import ApiError
 from slime_core.engines.client import EngineAnswerError, EngineDeadlineError, EngineUnreachableError
 from slime_core.errors import SlimeError
 
 ARGUMENTS = {
+    ApiError: (429, "too many requests"),
     EngineAnswerError: ("http://a/generate", 503, "no memory"),
     EngineUnreachableError: ("http://a", "broken pipe"),
     EngineDeadlineError: ("http://a", 3.0),
 }
-LIGHT = ("errors", "engines.client", "engines.tensor_wire", "engines.embedded.errors")
+LIGHT = (
+    "errors",
+    "agents.errors",
+    "engines.client",
+    "engines.tensor_wire",
+    "engines.embedded.errors",
+)
 
 
 def subclasses(kind: type[SlimeError]) -> Iterator[type[SlimeError]]:

@@ -8,6 +8,7 @@ import pytest
 
 from slime_core.errors import PluginError
 from slime_core.rollout import multiturn
+from slime_core.rollout import runtime as runtime_module
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.generate import Sampling
 from slime_core.rollout.runtime import Runtime, current
@@ -157,6 +158,7 @@ def test_wrong_forms_are_said_when_they_are_loaded(tmp_path, source, message):
         load_generate(str(tmp_path / "g.py"))
 
 
-def test_outside_of_a_rollout_the_helpers_say_so():
+def test_outside_of_a_rollout_the_helpers_say_so(monkeypatch):
+    monkeypatch.setattr(runtime_module, "_OF_THREADS", [])  # whole functions leave theirs there
     with pytest.raises(PluginError, match="only inside a generate or reward function"):
         current()

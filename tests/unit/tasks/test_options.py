@@ -28,9 +28,11 @@ FLOWS, TASKS = prefect_objects(Flow), prefect_objects(Task)
 
 
 def test_the_walk_finds_the_flows_and_one_task_a_stage():
-    assert set(FLOWS) == {"flows.train.train", "flows.iteration.iteration"}
+    names = ("train.train", "iteration.iteration", "evaluate.evaluate")
+    assert set(FLOWS) == {f"flows.{name}" for name in names}
     stages = ("recover", "sample", "generate", "reward", "pack", "train", "sync", "evaluate")
-    assert set(TASKS) == {f"tasks.{stage}.{stage}" for stage in stages}
+    alone = {f"tasks.evaluate_model.{step}" for step in ("weights", "engines", "evaluate")}
+    assert set(TASKS) == {f"tasks.{stage}.{stage}" for stage in stages} | alone
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -55,11 +57,11 @@ def test_tasks_neither_keep_results_nor_cache_nor_retry(name):
 
 
 @pytest.mark.parametrize("name", [*TASKS, "flows.iteration.iteration"])
-def test_only_integers_and_refs_are_parameters(name):
+def test_only_integers_refs_and_names_are_parameters(name):
     """Prefect stores parameters attribute by attribute, whatever is in them."""
     function = {**TASKS, **FLOWS}[name].fn
     kinds = {p.annotation for p in inspect.signature(function).parameters.values()}
-    assert kinds <= {"int", "Ref"}
+    assert kinds <= {"int", "Ref", "str"}
 
 
 def test_the_iteration_comes_from_a_ref_or_from_k():
