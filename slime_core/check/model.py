@@ -10,9 +10,9 @@ from typing import Any
 
 from slime_core.check.findings import Findings
 from slime_core.check.weights import TensorHeader, read_headers
-from slime_core.config.aliases import MEGATRON_MARK
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
+from slime_core.weights.megatron_folder import MARK, is_megatron, iteration_folder
 from slime_core.weights.tables import TABLES, ModelShape, bind, read_shape
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -29,8 +29,13 @@ def check_models(config: RunConfig, findings: Findings) -> ModelShape | None:
         folders["ref_load"] = algorithm.ref_load or config.rollout.hf_checkpoint
     if algorithm.use_opd and algorithm.opd_teacher_load:
         folders["opd_teacher_load"] = algorithm.opd_teacher_load
+    if config.rollout.megatron_load is not None:
+        findings.attempt(lambda: _start(Path(str(config.rollout.megatron_load))))
     shapes: dict[str, ModelShape | None] = {}
     for field, folder in folders.items():
+        if field != "hf_checkpoint" and is_megatron(Path(folder)):
+            findings.attempt(lambda p=folder: iteration_folder(Path(p)))
+            continue
         if folder not in shapes:
             shapes[folder] = findings.attempt(lambda f=field, p=folder: _shape(f, Path(p)))
             shape = shapes[folder]
@@ -44,6 +49,16 @@ def check_models(config: RunConfig, findings: Findings) -> ModelShape | None:
             vocab_size=shape.vocab_size, context_tokens=shape.max_positions, dtype=shape.dtype,
         )  # fmt: skip
     return shape
+
+
+def _start(folder: Path) -> None:
+    """A Megatron checkpoint, or one iteration of it."""
+    if not (is_megatron(folder) or (folder / "metadata.json").is_file()):
+        raise ConfigError(
+            f"megatron_load {folder} is no Megatron checkpoint: it has neither {MARK} nor "
+            "metadata.json; leave it out to begin with the weights in hf_checkpoint"
+        )
+    iteration_folder(folder)
 
 
 def parameters(shape: ModelShape) -> int:
@@ -74,11 +89,10 @@ def _shape(field: str, folder: Path) -> ModelShape:
 
 
 def _json(field: str, path: Path) -> dict[str, Any]:
-    if (path.parent / MEGATRON_MARK).is_file():
-        fix = "give a Hugging Face folder" if field == "hf_checkpoint" else "leave it out"
+    if is_megatron(path.parent):
         raise ConfigError(
-            f"{field} {path.parent} is a Megatron checkpoint, which is not read yet: {fix}; "
-            "weights are read from hf_checkpoint as they are"
+            f"{field} {path.parent} is a Megatron checkpoint: give a Hugging Face folder, whose "
+            "config.json and tokenizer are needed, and this one as megatron_load"
         )
     if not path.is_file():
         there = ", ".join(sorted(item.name for item in path.parent.iterdir())[:8])

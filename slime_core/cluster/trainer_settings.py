@@ -93,6 +93,7 @@ def trainer_settings(
         max_tokens_per_gpu=train.max_tokens_per_gpu,
         micro_batch_size=train.micro_batch_size,
         overlong_policy=train.overlong_policy,
+        megatron_load=rollout.megatron_load,
         only_train_params_name_list=train.only_train_params_name_list,
         freeze_params_name_list=train.freeze_params_name_list,
         megatron={name: value for name, value in config.megatron.items() if name not in taken},

@@ -10,8 +10,8 @@ from typing import Any
 from slime_core.config.fields import field_groups
 from slime_core.config.known_flags import known_flags
 from slime_core.errors import ConfigError
+from slime_core.weights.megatron_folder import is_megatron
 
-MEGATRON_MARK = "latest_checkpointed_iteration.txt"
 STARTS = ("load", "initial_megatron_checkpoint")
 """Where slime takes the first weights from."""
 
@@ -34,7 +34,7 @@ def own_names(values: Mapping[str, Any]) -> dict[str, Any]:
     that, so such a load is left out.
 
     Raises:
-        ConfigError: two names of one field with two values, or a Megatron checkpoint as a start.
+        ConfigError: two names of one field with two values.
     """
     known = aliases()
     found = {name: value for name, value in values.items() if name not in known}
@@ -42,8 +42,8 @@ def own_names(values: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known or (name == "load" and _same(value, values.get("save"))):
             continue
         field = known[name]
-        if name in STARTS:
-            _refuse_megatron(name, value)
+        if name in STARTS and is_megatron(Path(str(value))):
+            field = "megatron_load"
         if field in found and not _same(found[field], value):
             fix = f"leave {name} out" if name in STARTS else "give one of them"
             raise ConfigError(
@@ -71,12 +71,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, str) and isinstance(other, str):
         return one.rstrip("/") == other.rstrip("/")
     return one == other
-
-
-def _refuse_megatron(name: str, value: Any) -> None:
-    folder = Path(str(value))
-    if (folder / MEGATRON_MARK).is_file():
-        raise ConfigError(
-            f"{name} {folder} is a Megatron checkpoint, which is not read yet: leave it out, the "
-            "weights in hf_checkpoint are read as they are"
-        )

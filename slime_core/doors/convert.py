@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from slime_core.config.aliases import MEGATRON_MARK, own_names
+from slime_core.config.aliases import own_names
 from slime_core.config.fields import OPEN_GROUPS, field_info, group_types
 from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.config.loading import build_config
@@ -18,6 +18,7 @@ from slime_core.config.tree import RunConfig
 from slime_core.doors.command_line import groups_of, parse
 from slime_core.doors.script import read_script
 from slime_core.errors import ConfigError
+from slime_core.weights.megatron_folder import is_megatron
 
 STARTS = ("--ref-load", "--load", "--initial-megatron-checkpoint", "--save")
 
@@ -96,17 +97,13 @@ def _starts(groups: list[list[str]], report: list[str]) -> list[list[str]]:
             report.append("--load and --save are one folder: a run goes on there by itself")
         elif flag != "--save" and folder == given.get("--hf-checkpoint"):
             report.append(f"{flag} {folder}: that is hf_checkpoint already")
-        elif flag != "--save" and ("torch_dist" in folder or _is_megatron(folder)):
+        elif flag != "--save" and ("torch_dist" in folder or is_megatron(Path(folder))):
             report.append(f"left out: {flag} {folder}: weights are read from hf_checkpoint")
         elif flag not in ("--save", "--ref-load") and "--hf-checkpoint" in given:
             report.append(f"left out: {flag} {folder}: training starts from hf_checkpoint")
         else:
             kept.append(group)
     return kept
-
-
-def _is_megatron(folder: str) -> bool:
-    return (Path(folder) / MEGATRON_MARK).is_file()
 
 
 def _tree(values: dict[str, Any], name: str) -> dict[str, Any]:

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
 from slime_core.megatron.checkpoint_writer import StagedSave
 from slime_core.megatron.optimizer import TrainState, members
+from slime_core.megatron.together import first_failure
 
 FORMAT = "fully_reshardable"
 _GROUP_KEYS = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
@@ -72,11 +75,15 @@ def read_sharded(content: dict[str, Any], folder: Path) -> Any:
     """Reads what a StagedSave wrote, into the form of `content`. A collective.
 
     Raises:
-        TrainerError: nothing there.
+        TrainerError: nothing there, or it does not fit.
     """
     if not (folder / "metadata.json").is_file():
         raise TrainerError(f"{folder} holds no finished checkpoint")
-    return dist_checkpointing.load(content, str(folder))
+    try:
+        return dist_checkpointing.load(content, str(folder))
+    except (CheckpointingException, CheckpointException) as error:
+        said = first_failure(error) if isinstance(error, CheckpointException) else str(error)
+        raise TrainerError(f"checkpoint {folder} cannot be read: {said}") from error
 
 
 def _sharded(state: TrainState, loading: bool) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from torch.futures import Future
 
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
-from slime_core.megatron.together import together
+from slime_core.megatron.together import first_failure, together
 
 FORMAT, FORMAT_VERSION = "torch_dist", 1
 
@@ -69,7 +69,9 @@ class StagedSave:
                 planner=planner,
             )
         except CheckpointException as error:  # raised on every rank, and no Exception
-            raise TrainerError(f"checkpoint {folder} cannot be planned: {error}") from error
+            raise TrainerError(
+                f"checkpoint {folder} cannot be planned: {first_failure(error)}"
+            ) from error
         self._results: list[Any] = []
 
     def write(self) -> None:

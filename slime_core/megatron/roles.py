@@ -13,7 +13,9 @@ from slime_core.megatron import parallel
 from slime_core.megatron.checkpoint import read_sharded
 from slime_core.megatron.checkpoint_writer import StagedSave
 from slime_core.megatron.digest import weights_digest
+from slime_core.megatron.foreign import read_weights
 from slime_core.megatron.model import PolicyModel, load_weights
+from slime_core.weights.megatron_folder import is_megatron
 from slime_core.weights.tables import ModelShape
 
 
@@ -54,13 +56,16 @@ class HeldWeights:
         self._held = {name: _to_host(p) for name, p in self._model.named_parameters()}
 
     def read(self, checkpoint: str) -> None:
-        """Takes the weights of a Hugging Face folder.
+        """Takes the weights of a Hugging Face folder, or of a Megatron checkpoint.
 
         Raises:
             ConfigError: they do not fit the model.
         """
         with self.in_use(changes=True) as model:
-            load_weights(model, self._shape, checkpoint)
+            if is_megatron(Path(checkpoint)):
+                read_weights(model, checkpoint)
+            else:
+                load_weights(model, self._shape, checkpoint)
 
     def digest(self, role: str) -> str:
         """See digest.weights_digest. A collective."""

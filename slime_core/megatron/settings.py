@@ -23,6 +23,7 @@ class TrainerSettings:
 
     Attributes:
         hf_checkpoint: folder with config.json, safetensors and tokenizer.
+        megatron_load: a Megatron checkpoint whose weights take the place of hf_checkpoint's.
         device: "cpu" (gloo) or "cuda" (NCCL).
         dtype: of weights and activations. Optimizer state and gradients are float32.
         rank, world_size, local_rank: place among the trainer ranks.
@@ -101,6 +102,7 @@ class TrainerSettings:
     logits_chunk_tokens: int | None = None
     make_vocab_size_divisible_by: int = 128
 
+    megatron_load: str | None = None
     only_train_params_name_list: Sequence[str] | None = None
     freeze_params_name_list: Sequence[str] | None = None
     megatron: Mapping[str, Any] = field(default_factory=dict)

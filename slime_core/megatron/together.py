@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
 
@@ -35,6 +37,13 @@ def together(name: str, work: Callable[[], T]) -> T:
     if failed:
         raise TrainerError(f"{name}: {'; '.join(failed)}") from failure
     return result
+
+
+def first_failure(error: CheckpointException) -> str:
+    """What the first rank that failed has said. torch raises this on every rank; it is no
+    Exception."""
+    failed, (cause, _) = min(error.failures.items())
+    return f"rank {failed}: {_told(cause) if isinstance(cause, Exception) else cause}"
 
 
 def _told(error: Exception) -> str:

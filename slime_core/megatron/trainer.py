@@ -30,6 +30,7 @@ from slime_core.megatron.checkpoint import load_checkpoint, stage_state
 from slime_core.megatron.critic import as_metrics, build_critic
 from slime_core.megatron.digest import digest_as_on_one_rank, weights_digest
 from slime_core.megatron.export import export_hf, named_hf_tensors
+from slime_core.megatron.foreign import read_weights
 from slime_core.megatron.model import build_model, select_trained
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
@@ -75,6 +76,8 @@ class PolicyTrainer:
         parallel.start(self.settings)
         try:
             model, self.shape = build_model(self.settings, shape, options)
+            if self.settings.megatron_load is not None:
+                read_weights(model, self.settings.megatron_load)
             select_trained(model, self.shape, self.settings)
             self.state = build_train_state(model, self.settings, options)
             algorithm = self.settings.algorithm

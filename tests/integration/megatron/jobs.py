@@ -161,6 +161,43 @@ def write_slowly(settings: dict[str, Any], batch: TrainBatch, folder: str) -> No
         time.sleep(600)
 
 
+class Runs:
+    """Something in a pickle that makes a file when it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (self.path, "w")
+
+
+def write_as_megatron_lm(settings: dict[str, Any], folder: str, trap: str) -> None:
+    """The weights as Megatron-LM saves them, by Megatron's own writer, with a common.pt that runs
+    something where it is read."""
+    import argparse
+
+    with trainer(settings) as rank:
+        from megatron.core import dist_checkpointing
+
+        assert rank._trainer is not None
+        content = {
+            "args": argparse.Namespace(num_layers=3, trap=Runs(trap)),
+            "checkpoint_version": 3.0,
+            "iteration": 7,
+            "model": rank._trainer.state.model.sharded_state_dict(),
+        }
+        place = Path(folder, "iter_0000007")
+        place.mkdir(parents=True)
+        dist_checkpointing.save(content, str(place), validate_access_integrity=False)
+        Path(folder, "latest_checkpointed_iteration.txt").write_text("7")
+
+
+def export_on_rank(rank: int, port: int, settings: dict[str, Any], folder: str) -> Any:
+    """`export` on one of two ranks."""
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    return export(settings | own, folder)
+
+
 def counted_passes(settings: dict[str, Any], batch: TrainBatch) -> dict[str, Any]:
     """One step, how often each kind of layer ran, and the bytes that forward kept for backward."""
     import torch

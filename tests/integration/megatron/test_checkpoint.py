@@ -124,6 +124,24 @@ def test_killed_while_it_writes_leaves_nothing_that_counts(model: str, tmp_path:
     assert not (partial / "metadata.json").exists() and not folder.exists()
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone", "index"])
+def test_a_damaged_one_is_refused_by_its_name(
+    damage: str, model: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    """Its digests are looked at before; this is what comes of one that was damaged since."""
+    settings, folder = BASE | {"hf_checkpoint": model}, tmp_path / "c"
+    in_trainer(jobs.train, settings, batches(1), None, (0, str(folder)))
+    weights = next(folder.glob("*.distcp"))
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    elif damage == "gone":
+        weights.unlink()
+    else:
+        (folder / ".metadata").write_bytes(b"")
+    with pytest.raises(TrainerError, match=f"checkpoint {folder} cannot be read: "):
+        in_trainer(jobs.train, settings, batches(1), str(folder))
+
+
 def test_what_is_no_checkpoint_or_exists_already_is_refused(
     model: str, tmp_path: Path, in_trainer: Callable[..., Any]
 ) -> None:

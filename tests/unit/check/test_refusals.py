@@ -275,11 +275,19 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
         flags("--hf-checkpoint", QUICKSTART.parent),
         ["is not a model: it has no config.json (it has", "quickstart.yaml"],
     ),
-    "a Megatron checkpoint as the reference": (
+    "a Megatron checkpoint without its iteration, as the reference": (
         lambda folder: [
             QUICKSTART, "--use-kl-loss", "--ref-load", megatron_folder(folder / "m_torch_dist"),
         ],
-        ["ref_load", "m_torch_dist is a Megatron checkpoint, which is not read yet: leave it out"],
+        ["m_torch_dist/latest_checkpointed_iteration.txt names", "is no torch_dist checkpoint"],
+    ),
+    "a Megatron checkpoint in place of the model": (
+        lambda folder: [QUICKSTART, "--hf-checkpoint", megatron_folder(folder / "m")],
+        ["hf_checkpoint", "is a Megatron checkpoint: give a Hugging Face folder"],
+    ),
+    "a start that is no Megatron checkpoint": (
+        flags("--megatron-load", QUICKSTART.parent),
+        ["megatron_load", "is no Megatron checkpoint: it has neither"],
     ),
     "slime's flags that are not there": (
         flags("--colocate", "--train-backend", "fsdp", "--num-layers", "3"),

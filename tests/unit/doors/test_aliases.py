@@ -64,9 +64,13 @@ def test_loading_what_is_saved_is_what_every_run_does():
     assert found.rollout.hf_checkpoint == SMALL["rollout"]["hf_checkpoint"]
 
 
-def test_a_megatron_checkpoint_as_a_start_is_named(tmp_path):
+def test_a_megatron_checkpoint_as_a_start_has_a_field_of_its_own(tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
-    assert "is a Megatron checkpoint, which is not read yet" in refusal("--load", str(tmp_path))
+    for name in ("--load", "--initial-megatron-checkpoint"):
+        found = config(name, str(tmp_path), "--hf-checkpoint", "model").rollout
+        assert (found.megatron_load, found.hf_checkpoint) == (str(tmp_path), "model")
+    other = refusal("--load", str(tmp_path), "--megatron-load", "elsewhere")
+    assert "load is another name of megatron_load, and they differ" in other
 
 
 def test_names_that_are_not_there_yet_say_so_wherever_they_stand():

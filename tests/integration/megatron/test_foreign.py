@@ -1,0 +1,114 @@
+"""A run may begin with what Megatron-LM or slime have saved, without running what lies there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+import models
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime_core.errors import ConfigError, TrainerError
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path, reference: str, in_trainer: Callable[..., Any]) -> Path:
+    """Weights of another model than `model`, saved by Megatron's own writer."""
+    in_trainer(
+        jobs.write_as_megatron_lm,
+        {"hf_checkpoint": reference}, str(folder / "megatron"), str(folder / "sprung"),
+    )  # fmt: skip
+    (folder / "sprung").unlink(missing_ok=True)
+    return folder / "megatron"
+
+
+def assert_same_weights(exported: Path, reference: str) -> None:
+    ours = load_file(exported / "model.safetensors")
+    theirs = load_file(Path(reference) / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_weights_begin_as_they_were_saved(
+    saved: Path, model: str, reference: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    settings = {"hf_checkpoint": model, "megatron_load": str(saved)}
+    in_trainer(jobs.export, settings, str(tmp_path / "hf"))
+    assert_same_weights(tmp_path / "hf", reference)
+    assert not (saved.parent / "sprung").exists(), "common.pt was not read"
+    one = settings | {"megatron_load": str(saved / "iter_0000007")}
+    batch = [models.random_batch(models.VOCAB)]
+    begun = in_trainer(jobs.train, one, batch)
+    plain = in_trainer(jobs.train, {"hf_checkpoint": reference}, batch)
+    assert begun["start"] == plain["start"], "a run of its own begins there"
+    assert begun["results"][0]["steps"] == plain["results"][0]["steps"], "masters, too"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [{"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2,
+      "megatron": {"num_layers_in_first_pipeline_stage": 1}}],
+)  # fmt: skip
+def test_any_layout_reads_them(
+    layout: dict[str, Any],
+    saved: Path,
+    model: str,
+    reference: str,
+    tmp_path: Path,
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    settings = {"hf_checkpoint": model, "megatron_load": str(saved)} | layout
+    in_ranks(jobs.export_on_rank, settings, str(tmp_path / "hf"))
+    assert_same_weights(tmp_path / "hf", reference)
+
+
+class Trap:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("damage", ["trap", "cut", "format", "gone", "mark"])
+def test_what_is_no_plain_checkpoint_is_refused_by_name(
+    damage: str, saved: Path, model: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(saved, bad)
+    index, words = bad / "iter_0000007" / ".metadata", "is no index of a checkpoint"
+    if damage == "trap":
+        index.write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+        words = "it names posix.mkdir"
+    elif damage == "cut":
+        index.write_bytes(index.read_bytes()[:-100])
+    elif damage == "format":
+        (bad / "iter_0000007" / "metadata.json").write_text('{"sharded_backend": "zarr"}')
+        words = "format 'zarr'; torch_dist is read"
+    elif damage == "gone":
+        index.unlink()
+        words = "is no torch_dist checkpoint"
+    else:
+        (bad / "latest_checkpointed_iteration.txt").write_text("9")
+        words = "names 9, but"
+    settings = {"hf_checkpoint": model, "megatron_load": str(bad)}
+    with pytest.raises((ConfigError, TrainerError), match=words):
+        in_trainer(jobs.export, settings, str(tmp_path / "hf"))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_another_model_is_refused(
+    saved: Path, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    other = models.save_random_model(tmp_path / "m", "qwen3", True, num_hidden_layers=5)
+    settings = {"hf_checkpoint": other, "megatron_load": str(saved)}
+    with pytest.raises(ConfigError, match="does not hold the weights of this model"):
+        in_trainer(jobs.export, settings, str(tmp_path / "hf"))
