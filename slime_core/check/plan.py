@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_core.check.memory import DTYPE_BYTES, trainer_memory
 from slime_core.check.model import parameters
 from slime_core.cluster.device import Device
 from slime_core.cluster.engine_choice import EngineKind
-from slime_core.cluster.trainer_settings import training_dtype
+from slime_core.cluster.trainer_settings import trainer_settings, training_dtype
 from slime_core.config.parallel import layout_of, option_name
 from slime_core.config.tree import RunConfig
+from slime_core.megatron.arguments import resolve
+from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.settings import LOGITS_AT_ONCE
 from slime_core.weights.tables import ModelShape
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 FLOAT32_BYTES = 4
 # Adam's two moments, and in bf16 float32 master weights besides; data-parallel ranks share them.
 OPTIMIZER_BYTES = {"float32": 8, "bfloat16": 8 + 4}
@@ -25,7 +27,8 @@ ENGINE_REQUESTS = 256
 def plan(
     config: RunConfig, device: Device, kind: EngineKind, shape: ModelShape | None
 ) -> dict[str, Any]:
-    """The plan by name. Memory leaves out activations and what libraries take for themselves."""
+    """The plan by name. Memory leaves out what libraries take for themselves; activations are in
+    policy_peak_bytes_a_rank."""
     rollout, cluster = config.rollout, config.cluster
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
     found: dict[str, Any] = {
@@ -40,7 +43,7 @@ def plan(
         "evaluations": _evaluations(config),
     }
     if shape is not None:
-        found |= _memory(config, kind, shape)
+        found |= _memory(config, device, kind, shape)
     return found
 
 
@@ -51,7 +54,9 @@ def _evaluations(config: RunConfig) -> int:
     return config.run.num_rollout // interval + (not config.eval.skip_eval_before_train)
 
 
-def _memory(config: RunConfig, kind: EngineKind, shape: ModelShape) -> dict[str, Any]:
+def _memory(
+    config: RunConfig, device: Device, kind: EngineKind, shape: ModelShape
+) -> dict[str, Any]:
     dtype = training_dtype(config, shape.dtype)
     size = parameters(shape)
     kv_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
@@ -59,6 +64,7 @@ def _memory(config: RunConfig, kind: EngineKind, shape: ModelShape) -> dict[str,
         "training_dtype": dtype,
         "parameters": size,
         **_trainer_memory(config, shape, size),
+        "policy_peak_bytes_a_rank": _policy_peak(config, device, shape),
         "engine_weight_bytes": size * DTYPE_BYTES[dtype],
         "kv_cache_bytes_a_token": kv_token,
     }
@@ -90,6 +96,15 @@ def _trainer_memory(config: RunConfig, shape: ModelShape, size: int) -> dict[str
         "trainer_bytes_a_rank": held // parts + shared // max(parts, ranks),
         "log_prob_bytes_a_rank": LOGITS_COPIES * FLOAT32_BYTES * positions * vocabulary,
     }
+
+
+def _policy_peak(config: RunConfig, device: Device, shape: ModelShape) -> int:
+    """States, activations and logits of a rank that trains the policy."""
+    given = trainer_settings(config, device, 0, 1)
+    settings = resolve(given, shape, declared_fields()).settings  # the layout stands in `megatron`
+    train = config.train
+    tokens = train.max_tokens_per_gpu or train.micro_batch_size * _longest(config, shape)
+    return trainer_memory(settings, shape, tokens).peak_bytes
 
 
 def _longest(config: RunConfig, shape: ModelShape) -> int:

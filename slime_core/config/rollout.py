@@ -18,8 +18,8 @@ class RolloutGroup(Group):
     hf_checkpoint: Identity[str]
     """Folder of the Hugging Face model that training starts from, tokenizer included."""
     megatron_load: Identity[str | None] = None
-    """Megatron checkpoint (torch_dist, of Megatron-LM or slime) whose weights take the place of those
-    in hf_checkpoint."""
+    """Megatron checkpoint (torch_dist, of Megatron-LM or slime) whose weights take the place of
+    those in hf_checkpoint."""
     rollout_batch_size: Numeric[int] = Field(ge=1)
     """Prompts of one iteration."""
     n_samples_per_prompt: Identity[int] = Field(default=1, ge=1)

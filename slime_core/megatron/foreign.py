@@ -12,7 +12,7 @@ import io
 import json
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
@@ -65,7 +65,7 @@ def read_weights(model: PolicyModel, checkpoint: str) -> None:
     except (CheckpointingException, CheckpointException, KeyError, ValueError) as error:
         said = first_failure(error) if isinstance(error, CheckpointException) else str(error)
         raise ConfigError(f"{folder} does not hold the weights of this model: {said}") from error
-    model.load_state_dict(loaded["model"])
+    model.load_state_dict(cast(dict[str, Any], loaded)["model"])
 
 
 def check_index(folder: Path) -> None:
@@ -108,9 +108,6 @@ class _NoCommon(LoadCommonStrategy):
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Any:
         return {}
-
-    def can_handle_sharded_objects(self) -> bool:
-        return True
 
     def check_backend_compatibility(self, loaded_backend: Any) -> None:
         return

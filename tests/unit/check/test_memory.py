@@ -1,0 +1,46 @@
+"""The plan of memory follows layout, precision, recomputation and the choice of parameters."""
+
+from dataclasses import replace
+
+import pytest
+
+from slime_core.check.memory import trainer_memory
+from slime_core.megatron.settings import TrainerSettings
+from slime_core.weights.tables import read_shape
+from tests.unit.check.test_refusals import QUICKSTART
+
+SHAPE = read_shape(QUICKSTART.parent / "quickstart" / "model")
+ONE = TrainerSettings(hf_checkpoint="m", world_size=1)
+FULL = {"recompute_granularity": "full"}
+
+
+def planned(tokens: int = 1000, **changes):
+    return trainer_memory(replace(ONE, **changes), SHAPE, tokens)
+
+
+def test_states_are_counted_by_the_parameter():
+    alone = planned().states_bytes
+    parameters = alone // 16
+    assert alone == 16 * parameters
+    assert planned(dtype="bfloat16").states_bytes == 18 * parameters
+    assert planned(world_size=2).states_bytes == 12 * parameters, "moments are shared"
+    assert planned(world_size=2, tensor_model_parallel_size=2).states_bytes == 8 * parameters
+    frozen = planned(freeze_params_name_list=["decoder"]).states_bytes
+    assert 4 * parameters < frozen < alone
+
+
+@pytest.mark.parametrize("tokens", [1000, 4000])
+def test_activations_grow_with_tokens_and_shrink_with_recomputation(tokens):
+    plain = planned(tokens).activations_bytes
+    assert plain == pytest.approx(tokens / 1000 * planned(1000).activations_bytes)
+    whole = planned(tokens, megatron=FULL).activations_bytes
+    part = planned(tokens, megatron={"recompute_modules": ["mlp"]}).activations_bytes
+    assert whole < part < plain
+    split = planned(tokens, world_size=2, context_parallel_size=2).activations_bytes
+    assert split == pytest.approx(plain / 2)
+
+
+def test_logits_are_bounded_by_their_chunk():
+    chunk = replace(ONE, logits_chunk_tokens=100)
+    found = [trainer_memory(chunk, SHAPE, tokens).logits_bytes for tokens in (50, 100, 5000)]
+    assert found[0] * 2 == found[1] == found[2]
