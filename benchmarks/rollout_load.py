@@ -3,14 +3,14 @@
 A mock engine in another process answers each request after two seconds with 512 tokens and their
 log-probs; prompts have 5,000 tokens, so that requests and answers are bodies of about 20 kB. The
 real worker keeps 256 requests in flight, grades, stores and seals. Printed are its time against
-the ideal one (waves x 2 s) and the cores that its process used.
+the ideal one (waves x 2 s) and the cores that its process used; and the time of a client that only
+sends and receives the same bytes, which is what machine and mock engine take by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import resource
 import subprocess
@@ -69,6 +69,7 @@ def prompts(folder: Path, count: int) -> str:
 async def measure(url: str, folder: Path, waves: int) -> dict[str, float]:
     """Seconds of one segment, and CPU seconds of this process meanwhile."""
     from slime_core.config.loading import load_config
+    from slime_core.rollout.heap import settle_heap
     from slime_core.rollout.settings import RolloutSettings
     from slime_core.rollout.worker import RolloutWorker
 
@@ -86,12 +87,32 @@ async def measure(url: str, folder: Path, waves: int) -> dict[str, float]:
     await worker.set_engines([url])
     await worker.open_gate()
     await worker.sample(0, 0)
-    gc.collect()
+    settle_heap()
     cpu, begun = _cpu_s(), time.monotonic()
     ref = await worker.generate(0, 0)
     seconds, used = time.monotonic() - begun, _cpu_s() - cpu
     assert ref.rows == groups and ref.tokens == groups * ANSWER_TOKENS
     return {"seconds": seconds, "cpu_s": used}
+
+
+async def bare(port: int, waves: int) -> float:
+    """Seconds of the same exchange without doing anything with it."""
+    body = json.dumps({"input_ids": [[7 + i % 10 for i in range(PROMPT_TOKENS)]]}).encode()
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+
+    async def talk() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(waves):
+            writer.write(request)
+            header = await reader.readuntil(b"\r\n\r\n")
+            length = int(header.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+        writer.close()
+
+    begun = time.monotonic()
+    await asyncio.gather(*(talk() for _ in range(CONCURRENT)))
+    return time.monotonic() - begun
 
 
 def _cpu_s() -> float:
@@ -112,15 +133,19 @@ def main() -> None:
     engine = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert engine.stdout is not None
-        url = f"http://127.0.0.1:{int(engine.stdout.readline())}"
+        port = int(engine.stdout.readline())
         ideal = options.waves * ANSWER_S
         for _ in range(options.repeat):
+            alone_s = asyncio.run(bare(port, options.waves))
             with tempfile.TemporaryDirectory() as folder:
+                url = f"http://127.0.0.1:{port}"
                 found = asyncio.run(measure(url, Path(folder), options.waves))
             print(
                 f"{CONCURRENT} at once, {options.waves} waves: {found['seconds']:.2f} s, ideal "
                 f"{ideal:.0f} s (+{100 * (found['seconds'] / ideal - 1):.1f} %), "
-                f"{found['cpu_s'] / found['seconds']:.2f} cores"
+                f"{found['cpu_s'] / found['seconds']:.2f} cores, "
+                f"{1e3 * found['cpu_s'] / (CONCURRENT * options.waves):.1f} ms of CPU a request; "
+                f"bytes alone {alone_s:.2f} s"
             )
     finally:
         engine.kill()

@@ -37,10 +37,12 @@ class RolloutActor:
 
     async def setup(self) -> dict[str, Any]:
         """Loads tokenizer, data and graders; returns their digests."""
+        from slime_core.rollout.heap import settle_heap
         from slime_core.rollout.worker import RolloutWorker  # imports transformers
 
         self._worker = RolloutWorker(self._settings)
         facts = await self._worker.setup()
+        settle_heap()
         log.info("the rollout worker is ready: prompts %s", facts["prompts"])
         return facts
 

@@ -137,16 +137,16 @@ def parse_result(answer: Any) -> GenerateResult:
         result = GenerateResult(
             rid=str(meta["id"]),
             tokens=tokens,
-            log_probs=[_finite(pair[0]) for pair in pairs],
+            log_probs=_all_finite([pair[0] for pair in pairs]),
             text=str(answer.get("text") or ""),
             finish_type=finish.get("type"),
             matched=finish.get("matched"),
             weight_version=str(meta.get("weight_version") or ""),
             prompt_tokens=int(meta.get("prompt_tokens") or 0),
             cached_tokens=int(meta.get("cached_tokens") or 0),
-            prompt_log_probs=[
-                _finite(pair[0]) for pair in (meta.get("input_token_logprobs") or [])[1:]
-            ],
+            prompt_log_probs=_all_finite(
+                [pair[0] for pair in (meta.get("input_token_logprobs") or [])[1:]]
+            ),
             meta=meta,
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -159,10 +159,10 @@ def parse_result(answer: Any) -> GenerateResult:
     return result
 
 
-def _finite(value: Any) -> float:
-    if value is None:
+def _all_finite(values: list[Any]) -> list[float]:
+    if None in values:
         raise ValueError("a log-prob is null: the engine's logits are not finite")
-    return float(value)
+    return list(map(float, values))
 
 
 def pause_body(mode: PauseMode) -> dict[str, Any]:
