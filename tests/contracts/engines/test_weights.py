@@ -241,6 +241,7 @@ def test_broadcast_groups_are_a_later_piece(play, embedded_only, path):
 
 
 @pytest.mark.parametrize("mode", ["in_place", pytest.param("retract", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_flushing_an_update_under_held_requests_ends_the_engine(own_engine, other_folder, mode):
     """SGLang 0.5.17 dies of this, so clients must be tested against an engine that does."""
     engine = own_engine()
@@ -258,6 +259,7 @@ def test_flushing_an_update_under_held_requests_ends_the_engine(own_engine, othe
     assert "Cache flush failed after updating weights" in engine.log_tail()
 
 
+@pytest.mark.slow
 def test_flushing_an_update_right_after_an_answer_ends_the_engine(own_engine, other_folder):
     """The answer has left, the scheduler still holds its batch; SGLang's case: sglang_cpu."""
     engine = own_engine()

@@ -108,6 +108,7 @@ def test_a_resumed_run_goes_on_at_its_next_iteration(server, tmp_path):
     assert len(list(again.outbox.file.read())) == 4 + 2
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_running_is_marked_crashed(server, tmp_path):
     command = [sys.executable, "-m", "tests.integration.flows.standin", str(tmp_path)]
     environment = {**os.environ, "PREFECT_API_URL": server.api_url}

@@ -34,6 +34,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_they_train_as_one_and_a_lost_one_ends_the_other(model: str) -> None:
     made = ranks(model, tensor_model_parallel_size=2)
     assert made.setup()["parameters"] > 0
@@ -47,6 +48,7 @@ def test_they_train_as_one_and_a_lost_one_ends_the_other(model: str) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_what_one_of_them_refuses_is_told_as_it_was_said(model: str) -> None:
     made = ranks(model)
     made.setup()

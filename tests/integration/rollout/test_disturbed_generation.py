@@ -57,6 +57,7 @@ def other_weights(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_sample_goes_on_under_new_weights_and_keeps_both_parts(engine, other_weights):
     process = engine()
 
@@ -95,6 +96,7 @@ def test_a_sample_goes_on_under_new_weights_and_keeps_both_parts(engine, other_w
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_request_of_a_killed_engine_gives_the_same_tokens_elsewhere(engine):
     """On the engine that is left, and on one that is started in its place."""
     first, second = engine(), engine()
