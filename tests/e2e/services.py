@@ -111,6 +111,17 @@ class Services:
         found = self.post("/flow_runs/filter", wanted)
         return {run["name"]: run["state"]["name"] for run in found}
 
+    def tasks(self, flow_run_id: str, count: int) -> set[str]:
+        """Names of a flow run's task runs, once there are so many: Prefect makes them from events,
+        which may come after the flow's end."""
+
+        def look() -> set[str] | None:
+            of_run = {"flow_runs": {"id": {"any_": [flow_run_id]}}}
+            found = {one["name"] for one in self.post("/task_runs/filter", of_run)}
+            return found if len(found) >= count else None
+
+        return self._await(f"{count} tasks of {flow_run_id}", 60.0, look)
+
     def trained(self, run_id: str) -> int:
         """Iterations of a training with a ledger."""
         return len(list((self.workspace / "store" / run_id).glob("iterations/*/ledger.json")))
