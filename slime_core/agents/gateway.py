@@ -21,6 +21,7 @@ from slime_core.agents.errors import ApiError
 from slime_core.agents.requests import ChatRequest, parse_request
 from slime_core.agents.session import Session
 from slime_core.errors import EngineError
+from slime_core.rewards.aside import AsideLoop
 from slime_core.waits import apoll, within
 
 log = logging.getLogger(__name__)
@@ -42,10 +43,12 @@ class Gateway:
 
     Attributes:
         slots: one for each session.
+        aside: where agents run, so that one that blocks does not hold up who answers it.
     """
 
     def __init__(self, model: str, sessions: int) -> None:
         self.slots = asyncio.Semaphore(sessions)
+        self.aside = AsideLoop()
         self._model = model
         self._sessions: dict[str, Session] = {}
         self._noted: set[str] = set()
@@ -72,6 +75,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Stops listening; requests under way end."""
+        await self.aside.close()
         if self._task is None:
             return
         self._server.should_exit = True

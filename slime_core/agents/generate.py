@@ -17,6 +17,7 @@ from typing import Any
 from slime_core.agents.session import Session
 from slime_core.errors import PluginError
 from slime_core.plugins.load import check_signature, load
+from slime_core.rewards.aside import TimeoutAside
 from slime_core.rewards.result import FAILED_BEFORE, ScoreFailure, to_result
 from slime_core.rollout.runtime import Runtime, current
 from slime_core.sample import Sample, Status
@@ -120,18 +121,18 @@ async def _worked(
     args: Any, agent: Callable[..., Any], opened: OpenSession, sample: Sample, evaluation: bool
 ) -> tuple[Any, str | None, str]:
     """(reward, why it failed or None, what happened)."""
-    timer = asyncio.timeout(args.agent_timeout_s)
+    limit_s, gateway = args.agent_timeout_s, current().gateway
+    assert gateway is not None  # a session is open
     try:
-        async with timer:
-            reward = await agent(opened.base_url, opened.api_key, sample)
+        reward = await gateway.aside.run(
+            lambda: agent(opened.base_url, opened.api_key, sample), limit_s
+        )
+    except TimeoutAside:
+        return None, "agent_timeout", f"{args.agent_path} took more than {limit_s:g} s"
     except Exception as error:  # whatever an agent raises is its sample's failure, by name
-        if isinstance(error, TimeoutError) and timer.expired():
-            limit_s = args.agent_timeout_s
-            return None, "agent_timeout", f"{args.agent_path} took more than {limit_s:g} s"
         message = f"{args.agent_path} raised {type(error).__name__}: {error}"
         trace = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-        gateway = current().gateway
-        if gateway is not None and gateway.first_time(trace):
+        if gateway.first_time(trace):
             log.warning("%s: %s\n%s", sample.describe(), message, trace)
         return None, "agent_error", message
     if reward is None:

@@ -240,7 +240,8 @@ class Session:
         if self._ordinal or branch.number:  # branches of one length are different answers
             seed = derive_seed(seed, "branch", self._ordinal, branch.number)
         stop = [*(self._params.get("stop") or []), *request.stop]
-        return {**self._params, **own, "stop": stop or None, "max_new_tokens": max(left, 0),
+        left = min(left, self._params.get("max_new_tokens", left))
+        return {**own, **self._params, "stop": stop or None, "max_new_tokens": max(left, 0),
                 "sampling_seed": seed}  # fmt: skip
 
     def _message(

@@ -156,7 +156,9 @@ RULES: dict[str, Check] = {
     "words:consonants": _clusters,
     "words:palindrome": _palindromes,
     "words:prime_lengths": lambda text: all(_prime(len(word)) for word in words_of(text)),
-    "words:repeats": lambda text, small_n: max(Counter(words_of(text)).values()) <= small_n,
+    "words:repeats": lambda text, small_n: (
+        max(Counter(words_of(text)).values(), default=0) <= small_n
+    ),
     "words:last_first": _chained,
     "words:paragraph_last_first": _ringed,
     "words:no_consecutive": lambda text: all(a[0] != b[0] for a, b in pairwise(words_of(text))),

@@ -6,7 +6,7 @@ from typing import Any
 
 from slime_core.rewards.choices import grade_gpqa
 from slime_core.rewards.dapo import dapo_score
-from slime_core.rewards.ifeval import grade_ifeval
+from slime_core.rewards.ifbench import grade_ifbench
 from slime_core.rewards.math_grade import answers_equal, grade_deepscaler, grade_math
 from slime_core.rewards.math_text import boxed_content
 
@@ -47,4 +47,4 @@ def compute_ifbench_reward(
     response: str, label: Any, metadata: dict[str, Any] | None = None
 ) -> float:
     """1.0 where every instruction of the metadata is followed."""
-    return grade_ifeval(response, None if label is None else str(label), metadata or {})
+    return grade_ifbench(response, None if label is None else str(label), metadata or {})

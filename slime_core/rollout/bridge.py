@@ -27,7 +27,9 @@ def bridge(tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mappin
     told = [dict(message) for message in messages]
     text = render_chat(tokenizer, [*asked, *told], template_kwargs=kwargs)
     before, found, behind = text.partition(PROBE_ANSWER)
-    if not found or PROBE_USER not in before:
+    head = before.partition(PROBE_USER)[0]
+    alone = render_chat(tokenizer, asked, template_kwargs=kwargs).partition(PROBE_USER)[0]
+    if not found or PROBE_USER not in before or head != alone:
         raise PluginError(
             f"the chat template changes earlier messages when a {told[-1]['role']} message "
             "follows, so turns cannot be joined: take a template that keeps its prefix"

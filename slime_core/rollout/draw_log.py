@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class DrawLog:
         self._source = source
         self._prepare = prepare
         self._segments: list[set[int]] = []  # of each file, by its number
+        self._logging = threading.Lock()  # functions draw from threads of their own
 
     def refresh(self) -> None:
         """Brings the source to the state after the last logged draw."""
@@ -82,6 +84,10 @@ class DrawLog:
     def _log(self, segment: int, take: Callable[[], list[Taken]]) -> list[Draw]:
         """Logs what `take` gives; returns what stands in the log now for this segment: of another
         owner where that was first."""
+        with self._logging:
+            return self._log_alone(segment, take)
+
+    def _log_alone(self, segment: int, take: Callable[[], list[Taken]]) -> list[Draw]:
         before = self._source.state()
         try:
             draws = [self._as_logged(item, segment) for item in take()]

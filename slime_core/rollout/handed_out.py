@@ -42,6 +42,7 @@ class HandedOut:
         self._inner = inner
         self._length = length
         self._lock = threading.Lock()
+        self._closed = False
         self.out: dict[int, Draw] = {}
         self.back: dict[int, Group] = {}
         self.metadata: dict[str, Any] = {}
@@ -58,8 +59,13 @@ class HandedOut:
         return getattr(self._inner, name)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """The next `num_samples` groups, logged before they are returned."""
+        """The next `num_samples` groups, logged before they are returned.
+
+        Raises:
+            PluginError: the iteration's function has returned already.
+        """
         with self._lock:
+            self._refuse_late()
             draws, self._waiting = self._waiting[:num_samples], self._waiting[num_samples:]
             if len(draws) < num_samples:
                 draws += self._further(num_samples - len(draws))
@@ -69,9 +75,11 @@ class HandedOut:
         """Takes back groups that were begun and not finished; they come first next time.
 
         Raises:
-            PluginError: a group that was not taken from here.
+            PluginError: a group that was not taken from here, or the iteration's function has
+                returned already.
         """
         with self._lock:
+            self._refuse_late()
             for group in grouped(samples):
                 number = group[0].group_index
                 if number is None or number not in self.out:
@@ -80,6 +88,11 @@ class HandedOut:
                         "this iteration"
                     )
                 self.back[number] = group
+
+    def close(self) -> None:
+        """From now on nothing is taken: what became of a draw must stand in the seal."""
+        with self._lock:
+            self._closed = True
 
     def get_buffer_length(self) -> int:
         """Groups that wait and were begun before."""
@@ -104,6 +117,14 @@ class HandedOut:
         """Which attempt at a group this is."""
         prefix = self._prefixes.get(number)
         return prefix[0].attempt if prefix else self._attempts.get(number, 0)
+
+    def _refuse_late(self) -> None:
+        if self._closed:
+            raise PluginError(
+                "this iteration's rollout function has returned, and a thread of it still uses its "
+                "data source: end such threads before returning, or take each call's own "
+                "data_source; asynchronous training is not there yet"
+            )
 
     def _begun(self, draw: Draw) -> Group:
         self.out[draw.group_id] = draw

@@ -83,11 +83,20 @@ class Runtime:
             _CURRENT.reset(token)
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self, lasting: bool) -> Iterator[None]:
         """Makes this the current one also of threads that a whole rollout function starts, which
-        have no context; it stays so, since such threads go on between calls."""
+        have no context.
+
+        Args:
+            lasting: it stays so, since threads of the training's function go on between calls.
+        """
+        before = list(_OF_THREADS)
         _OF_THREADS[:] = [self]
-        yield
+        try:
+            yield
+        finally:
+            if not lasting:
+                _OF_THREADS[:] = before
 
     def sampling_params(self, sample: Sample) -> dict[str, Any]:
         """SGLang's parameters for a sample, its own seed and what is left of its length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ class Scorer:
     _graded: bool = field(default=False, init=False)
 
     async def score(self, samples: Sequence[Sample], given: str | None = None) -> Scored:
-        """Sets the reward of every sample that has none yet.
+        """Sets the reward of every sample that has none yet. One that a function set and that is
+        not finite is a failure like a grader's.
 
         Args:
             given: digest of the function that set the rewards which are there already.
@@ -54,7 +56,13 @@ class Scorer:
             ConfigError: a sample names a grader that does not exist.
         """
         waiting = [sample for sample in samples if sample.reward is None]
-        results = await self.hub.score_group(waiting) if waiting else []
+        results: list[ScoreResult] = [*(await self.hub.score_group(waiting) if waiting else ())]
+        for sample in samples:
+            if isinstance(sample.reward, float) and not math.isfinite(sample.reward):
+                message = f"a function set the reward {sample.reward}"
+                sample.reward = None
+                waiting.append(sample)
+                results.append(ScoreFailure("non_finite", message, given or ""))
         for sample, result in zip(waiting, results, strict=True):
             self._settle(sample, result)
         return Scored(_graders(samples, waiting, results, given), self._drop(samples, results))

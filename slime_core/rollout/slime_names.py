@@ -206,13 +206,17 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     on a loop and thread of its own.
 
     Raises:
+        PluginError: asked for on the loop of the rollout itself.
         whatever the coroutine raises.
     """
     try:
         home = current().home
     except PluginError:
         home = None
-    if home is not None and home.is_running() and home is not _running_loop():
+    if home is not None and home is _running_loop():
+        coroutine.close()
+        raise PluginError("run() would block the loop that it waits for: await the coroutine here")
+    if home is not None and home.is_running():
         return asyncio.run_coroutine_threadsafe(coroutine, home).result()
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1, "slime-run") as pool:

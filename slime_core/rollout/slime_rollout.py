@@ -73,7 +73,10 @@ async def generate_rollout_async(
                 count = max(missing, getattr(args, "over_sampling_batch_size", None) or 0)
                 left -= count
                 if left < 0:
-                    raise PluginError(f"only {len(kept)} of {target} groups could be kept")
+                    raise PluginError(
+                        f"only {len(kept)} of {target} groups could be kept: the filter of "
+                        "dynamic_sampling_filter_path drops too many, loosen it"
+                    )
                 for group in data_source(count):
                     work = generate_and_rm_group(args, group, state.sampling_params)
                     begun[asyncio.ensure_future(work)] = group

@@ -102,7 +102,7 @@ class WholeRollout:
             DeadlineError: it took longer than its limit.
         """
         name = f"{self.path} of iteration {number}"
-        with runtime.active(), runtime.shared():
+        with runtime.active(), runtime.shared(lasting=not evaluation):
             try:
                 if is_async(self.function):
                     work = self.function(args, number, source, evaluation=evaluation)
@@ -145,7 +145,12 @@ class WholeSegment:
             PluginError: it returned what cannot be trained.
             RewardError: so many of its groups could not be graded that too few are left.
         """
-        found = await self.rollout.call(runtime, args, self.segment, self.source, evaluation=False)
+        try:
+            found = await self.rollout.call(
+                runtime, args, self.segment, self.source, evaluation=False
+            )
+        finally:
+            self.source.close()
         groups, metrics = returned_groups(found, self.target, self.rollout.path)
         rows = await asyncio.to_thread(self._numbered, groups)
         kept = [await self._kept(runtime, one) for one in rows]

@@ -115,8 +115,8 @@ def _groups(data: Mapping[str, Any], name: str, path: str) -> list[list[Sample]]
         raise PluginError(f"{path}: rewards, truncated and samples of {name!r} differ in length")
     groups: dict[Any, list[Sample]] = {}
     for place, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
-        if sample.reward is None:
-            sample.reward = reward
+        if not isinstance(sample.reward, dict) or reward not in sample.reward.values():
+            sample.reward = reward  # what the function says it is worth
         if truncated[place]:
             sample.status = Status.TRUNCATED
         elif sample.status is Status.PENDING:

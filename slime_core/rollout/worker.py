@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -208,12 +209,15 @@ class RolloutWorker:
             len(self._source) if isinstance(self._source, PromptSource) else 0,
         )
         scorer = Scorer(self._hub, self._config.rewards.reward_error_policy)
+        missing = plan.target - len(adopted.kept)
+        args = copy.copy(self._args)
+        vars(args)["rollout_batch_size"] = missing  # the other groups stand in the store
         segment = WholeSegment(
-            self._whole, number, plan.target - len(adopted.kept), source, scorer, writer,
+            self._whole, number, missing, source, scorer, writer,
             lambda groups: self._draws.claim(number, groups),
         )  # fmt: skip
         try:
-            return await segment.run(self._runtime(lambda: False), self._args)
+            return await segment.run(self._runtime(lambda: False), args)
         except BaseException:
             await self._gate.abort_all()
             raise

@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, DeadlineError
 from slime_core.tools.syscall_filter import MACHINES, one_process_filter
 from slime_core.waits import Deadline
 
@@ -160,7 +160,7 @@ class _Box:
         outputs, ended = self._read()
         if ended is not None:
             self.kill()
-        self._process.wait()
+        self._await_end()
         stdout, stderr = (bytes(data).decode(errors="replace") for data in outputs)
         if ended is not None:
             return Ran(stdout, stderr, None, ended)
@@ -184,11 +184,20 @@ class _Box:
             time.sleep(0.002)
         self._process.kill()
 
+    def _await_end(self) -> None:
+        try:
+            self._process.wait(BEGIN_S)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineError(
+                f"bubblewrap (process {self._process.pid}) has not ended {BEGIN_S:g} s after its "
+                "program did: look at the kernel's log, its file system may hang"
+            ) from error
+
     def end(self) -> None:
         """Leaves nothing open and nothing running."""
         if self._process.poll() is None:
             self.kill()
-        self._process.wait()
+        self._await_end()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -186,3 +186,19 @@ def test_without_a_reward_of_its_own_an_agent_is_graded(tmp_path, url):
     place = place_of(tmp_path, url, silent, rm_type="exact_match")
     for row in rows_of(place, segment(place)):
         assert row.reward == float(row.response == row.label)
+
+
+def test_an_agent_that_blocks_holds_up_neither_the_engine_nor_who_answers_it(tmp_path, url):
+    source = """
+import httpx
+
+async def agent(base_url, api_key, sample):
+    head = {"authorization": f"Bearer {api_key}"}
+    with httpx.Client(headers=head) as client:
+        answer = client.post(f"{base_url}/chat/completions", timeout=60, json={
+            "messages": [{"role": "user", "content": sample.prompt}]})
+    return float(answer.status_code == 200)
+"""
+    place = place_of(tmp_path, url, source)
+    rows = rows_of(place, segment(place))
+    assert len(rows) == 16 and all(row.reward == 1.0 for row in rows)

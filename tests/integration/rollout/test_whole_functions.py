@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, RewardError
 from slime_core.rollout.settings import EvalJob
 from slime_core.store.documents import read_document
 from tests.integration.rollout.places import Place
@@ -229,3 +229,72 @@ def test_a_killed_call_is_repeated_with_the_same_prompts(tmp_path, url):
 
     seal = asyncio.run(again())
     assert sorted(ends(seal)) == [0, 1, 2, 3, 4, 5] and seal.draws == (0, 6)
+
+
+def test_groups_that_stand_in_the_store_are_not_asked_for_again(tmp_path, url):
+    """The first call makes three groups that can be trained and one that cannot."""
+    text = (
+        FOREIGN.replace("reward=float(j % 2)", "reward=worth(i, j)")
+        .replace(
+            "async def generate_rollout",
+            """
+import os
+
+def worth(i, j):
+    again = os.path.exists(__file__ + ".again")
+    if i == 3 and j == 3:
+        open(__file__ + ".again", "w").close()
+    return float(j % 2) if again or i < 3 else float("nan")
+
+async def generate_rollout""",
+            1,
+        )
+        .replace('([sample, Sample.from_dict({**sample.to_dict(), "reward": 0.5})])', "(sample)")
+    )
+    place = place_of(
+        tmp_path, url, text, rollout_function_path="PLUGIN:generate_rollout",
+        reward_error_policy="drop",
+    )  # fmt: skip
+    with pytest.raises(RewardError, match="1 of the 4 groups"):
+        segments(place, 1)
+
+    async def again() -> Any:
+        return await place.segment(await place.ready(1), 0, epoch=1)
+
+    seal = asyncio.run(again())
+    verdicts = [verdict for verdict, _ in ends(seal).values()]
+    assert verdicts.count("kept") == 4 and len(verdicts) == 5, "one group was made anew, not four"
+
+
+def test_a_thread_that_outlives_its_call_is_refused_draws_that_no_seal_would_name(tmp_path, url):
+    late = """
+import threading
+RETURNED, SAID = threading.Event(), []
+
+def take(data_source):
+    RETURNED.wait(30)
+    try:
+        data_source.get_samples(1)
+    except Exception as error:
+        SAID.append(str(error))
+
+def lasting(args, rollout_id, data_source, evaluation=False):
+    if rollout_id:
+        RETURNED.set()
+        THREADS[0].join(30)
+        assert "has returned" in SAID[0], SAID
+    else:
+        THREADS.append(threading.Thread(target=take, args=(data_source,), daemon=True))
+        THREADS[0].start()
+    return generate_rollout(args, rollout_id, data_source)
+
+THREADS = []
+"""
+    place = place_of(tmp_path, url, THREAD + late, rollout_function_path="PLUGIN:lasting")
+
+    async def body() -> list[Any]:
+        worker = await place.ready()
+        return [await place.segment(worker, k) for k in range(2)]
+
+    first, second = asyncio.run(body())
+    assert (first.draws, second.draws) == ((0, 4), (4, 8))

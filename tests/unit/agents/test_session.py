@@ -6,9 +6,10 @@ import json
 import pytest
 
 from slime_core.agents.errors import ApiError
+from slime_core.agents.session import Session
 from slime_core.engines.client import EngineAnswerError
 from slime_core.errors import DeadlineError
-from slime_core.sample import Status
+from slime_core.sample import Sample, Status
 from tests.unit.agents.sessions import Notebook, Script, opened, runtime, say, text_of
 from tests.unit.rollout.scripted import Characters
 
@@ -284,3 +285,21 @@ def test_a_closed_session_answers_nobody():
         return error.value.status
 
     assert played(Script("one"), body)[0] == 401
+
+
+def test_parameters_that_a_function_changes_reach_the_engine():
+    script = Script("four")
+
+    async def run():
+        sample = Sample(prompt="2+2?", index=0)
+        changed = {"temperature": 0.25, "top_k": 3, "max_new_tokens": 7}
+        session = Session(runtime(script), sample, changed)
+        await session.open()
+        try:
+            await say(session, ("user", "2+2?"))
+        finally:
+            await session.close()
+
+    asyncio.run(run())
+    sent = script.bodies[0]["sampling_params"]
+    assert (sent["temperature"], sent["top_k"], sent["max_new_tokens"]) == (0.25, 3, 7)

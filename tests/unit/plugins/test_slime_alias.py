@@ -1,5 +1,6 @@
 """slime's names without slime: each stands for something, and a real slime is left alone."""
 
+import asyncio
 import importlib
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slime_core.errors import PluginError
 from slime_core.plugins import slime_alias
 from slime_core.plugins.args_view import ArgsView
 from slime_core.sample import Sample
@@ -62,3 +64,19 @@ def test_no_name_with_slimes_default_is_a_setting_here():
     from slime_core.plugins.upstream_args import UPSTREAM
 
     assert not set(UPSTREAM) & set(field_groups())
+
+
+def test_run_on_the_rollouts_own_loop_says_so_instead_of_waiting_for_itself():
+    from slime_core.rollout.generate import Sampling
+    from slime_core.rollout.runtime import Runtime
+    from slime_core.rollout.slime_names import run
+
+    async def never() -> None: ...
+
+    async def body() -> None:
+        there = Runtime(None, None, None, None, Sampling(9, {}, 5.0), lambda sample: 0)  # type: ignore[arg-type]
+        with there.active(), pytest.raises(PluginError, match="await the coroutine here"):
+            run(never())
+        assert await asyncio.to_thread(run, asyncio.sleep(0, "done")) == "done"
+
+    asyncio.run(body())

@@ -147,3 +147,13 @@ def test_programs_are_graded_in_worker_processes_and_a_late_one_leaves_nothing()
     late = asyncio.run(body("import time; time.sleep(60)", 2.0))
     assert late.reason == "timeout"
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@boxed
+@pytest.mark.parametrize("peek", ["sys.stdin.read()", "open('/main.py').read()"])
+def test_a_program_does_not_find_the_wanted_value_beside_it(peek):
+    thief = f"import sys, re, os\ntext = {peek}\nprint(*re.findall('3333', text))\nos._exit(0)"
+    about = {"tests": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3333]}}
+    assert grade_code(thief, None, about) == 0.0
+    honest = "def add(a, b):\n    print('adding')\n    return 3333"
+    assert grade_code(honest, None, about) == 1.0

@@ -4,6 +4,7 @@ import pytest
 
 from slime_core.errors import RewardError
 from slime_core.rewards.ifbench import RULES, grade_ifbench
+from slime_core.rewards.slime_math import compute_ifbench_reward
 
 CASES = [
     ("count:word_count_range", {"min_words": 2, "max_words": 3}, "it's so", "one two three four"),
@@ -60,3 +61,10 @@ def test_every_rule_has_a_case_and_ifevals_rules_are_there_too():
 def test_what_takes_more_than_rules_fails_by_name():
     with pytest.raises(RewardError, match="'words:start_verb' cannot be checked"):
         grade_ifbench("Go", None, {"instruction_id_list": ["words:start_verb"]})
+
+
+def test_upstreams_name_grades_ifbench_and_a_response_without_words_fails_nothing():
+    one = {"instruction_id_list": ["words:repeats"], "kwargs": [{"small_n": 1}]}
+    assert compute_ifbench_reward("to be", None, one) == 1.0
+    assert compute_ifbench_reward("be, be", None, one) == 0.0
+    assert compute_ifbench_reward("?!", None, one) == 1.0

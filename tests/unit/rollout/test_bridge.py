@@ -62,3 +62,17 @@ def test_a_template_that_rewrites_answers_is_refused():
     for role in ("tool", "user"):
         with pytest.raises(PluginError, match="take a template that keeps its prefix"):
             what_changes(Rewriting(), role, {})
+
+
+class Gathering(Characters):
+    """Puts what the system says to the front, wherever it was said."""
+
+    def apply_chat_template(self, messages, **options):
+        first = sorted(messages, key=lambda message: message["role"] != "system")
+        return super().apply_chat_template(first, **options)
+
+
+def test_a_message_that_a_template_moves_to_the_front_is_not_lost_silently():
+    assert bridge(Gathering(), USER, {}) == "~\n[user]sure?~\n[assistant]"
+    with pytest.raises(PluginError, match="changes earlier messages when a system message"):
+        bridge(Gathering(), [{"role": "system", "content": "be brief"}], {})

@@ -104,3 +104,17 @@ def test_a_reward_that_is_there_is_not_given_again(path):
     found = asyncio.run(body())
     assert [sample.reward for sample in samples] == [5.0, 2.0]
     assert found.graders[0] == "by the generate function" != found.graders[1]
+
+
+def test_a_reward_of_a_function_that_is_not_finite_is_a_failure_of_its_sample():
+    def given(policy: str) -> tuple[list[Sample], Scored]:
+        samples = [Sample(index=i, reward=value) for i, value in enumerate((1.0, float("nan")))]
+        return samples, scored(samples, policy)
+
+    (good, bad), result = given("mask")
+    assert (good.reward, bad.reward, bad.remove_sample, result.drop) == (1.0, 0.0, True, None)
+    assert bad.metadata["reward_error"]["reason"] == "non_finite"
+    (_, bad), result = given("drop")
+    assert (bad.reward, result.drop) == (None, "reward_error/non_finite")
+    with pytest.raises(GradingStoppedError, match="a function set the reward nan"):
+        given("fail")

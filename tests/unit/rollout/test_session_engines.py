@@ -46,8 +46,8 @@ def test_conversations_are_spread_and_each_stays_where_its_beginning_is():
         async def turn(name: str) -> None:
             seen[name].append((await there.generate({"input_ids": [1]}, session=name))["text"])
 
-        for _ in range(3):
-            await asyncio.gather(*(turn(name) for name in seen))
+        for order in (list(seen), list(seen)[::-1], list(seen)[2:] + list(seen)[:2]):
+            await asyncio.gather(*(turn(name) for name in order))
         return seen
 
     seen = asyncio.run(body())
@@ -70,7 +70,8 @@ def test_a_conversation_moves_for_good_when_its_engine_is_gone(monkeypatch):
         moved = await turn()
         monkeypatch.setattr(Client, "broken", frozenset())
         await gate.set_engines(["a", "b"])
-        return [first, moved, await turn()]
+        async with gate.engine(1, 5.0, prefer=moved):  # busier than the engine that came back
+            return [first, moved, await turn()]
 
     first, moved, later = asyncio.run(body())
     assert moved == later != first
