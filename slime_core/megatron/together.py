@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from slime_core.errors import TrainerError
+from slime_core.errors import ConfigError, TrainerError
 from slime_core.megatron import parallel
 
 T = TypeVar("T")
@@ -23,8 +23,10 @@ def together(name: str, work: Callable[[], T]) -> T:
         This rank's result.
 
     Raises:
-        TrainerError: it failed somewhere; names the rank. Raised on every rank, so that none waits
-            in a later collective for one that gave up.
+        ConfigError: what failed is the user's to mend, wherever it failed.
+        TrainerError: it failed otherwise somewhere; names the rank.
+        Either is raised on every rank, so that none waits in a later collective for one that gave
+        up.
     """
     failure: Exception | None = None
     result: Any = None
@@ -32,10 +34,15 @@ def together(name: str, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:
         failure = error
-    told = parallel.gather_objects("" if failure is None else _told(failure))
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+    told = parallel.gather_objects(
+        None if failure is None else (isinstance(failure, ConfigError), _told(failure))
+    )
+    failed = {rank: said for rank, said in enumerate(told) if said is not None}
+    if failed and all(by_user for by_user, _ in failed.values()):
+        raise ConfigError(next(iter(failed.values()))[1]) from failure
     if failed:
-        raise TrainerError(f"{name}: {'; '.join(failed)}") from failure
+        texts = [f"rank {rank}: {text}" for rank, (_, text) in failed.items()]
+        raise TrainerError(f"{name}: {'; '.join(texts)}") from failure
     return result
 
 
@@ -47,4 +54,8 @@ def first_failure(error: CheckpointException) -> str:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
+    return (
+        str(error)
+        if isinstance(error, (ConfigError, TrainerError))
+        else f"{type(error).__name__}: {error}"
+    )

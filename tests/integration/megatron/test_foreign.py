@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
@@ -14,8 +15,9 @@ import models
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from slime_core.errors import ConfigError, TrainerError
+from slime_core.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +102,72 @@ def test_what_is_no_plain_checkpoint_is_refused_by_name(
         (bad / "latest_checkpointed_iteration.txt").write_text("9")
         words = "names 9, but"
     settings = {"hf_checkpoint": model, "megatron_load": str(bad)}
-    with pytest.raises((ConfigError, TrainerError), match=words):
+    with pytest.raises(ConfigError, match=words):
         in_trainer(jobs.export, settings, str(tmp_path / "hf"))
     assert not (tmp_path / "sprung").exists()
+
+
+def changed_index(folder: Path, change: Callable[[Any], None]) -> None:
+    """Rewrites the index of the checkpoint in a copy, as its owner could."""
+    index = folder / "iter_0000007" / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    change(metadata)
+    index.write_bytes(pickle.dumps(metadata))
+
+
+def test_objects_beside_the_weights_are_never_opened(
+    saved: Path, model: str, reference: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    """Layers of Megatron's save an object each, a pickle, and would ask for it back."""
+    bad = tmp_path / "bad"
+    shutil.copytree(saved, bad)
+    file = io.BytesIO()
+    torch.save(Trap(tmp_path / "sprung"), file)
+    (bad / "iter_0000007" / "trap.distcp").write_bytes(file.getvalue())
+    objects = []
+
+    def change(metadata: Any) -> None:
+        for at, info in metadata.storage_data.items():
+            if isinstance(metadata.state_dict_metadata[at.fqn], BytesStorageMetadata):
+                objects.append(at.fqn)
+                info.relative_path, info.offset = "trap.distcp", 0
+                info.length = len(file.getvalue())
+
+    changed_index(bad, change)
+    assert any("_extra_state" in name for name in objects)
+    in_trainer(
+        jobs.export, {"hf_checkpoint": model, "megatron_load": str(bad)}, str(tmp_path / "hf")
+    )
+    assert_same_weights(tmp_path / "hf", reference)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("damage", ["object", "elsewhere", "class"])
+def test_an_index_that_calls_something_else_a_tensor_is_refused(
+    damage: str, saved: Path, model: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(saved, bad)
+    key = "decoder.final_layernorm.weight"
+
+    def change(metadata: Any) -> None:
+        if damage == "object":
+            metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        else:
+            [info] = [i for at, i in metadata.storage_data.items() if at.fqn == key]
+            info.relative_path = "../../secret.distcp"
+
+    words = {"object": f"{key} is no tensor there", "elsewhere": "names '../../secret.distcp'",
+             "class": "it changes <class"}[damage]  # fmt: skip
+    if damage == "class":
+        text = b"ctorch.distributed.checkpoint.metadata\nTensorStorageMetadata\n(N}S'x'\nI1\nstb."
+        (bad / "iter_0000007" / ".metadata").write_bytes(text)
+    else:
+        changed_index(bad, change)
+    with pytest.raises(ConfigError, match=words):
+        in_trainer(
+            jobs.export, {"hf_checkpoint": model, "megatron_load": str(bad)}, str(tmp_path / "hf")
+        )
 
 
 def test_another_model_is_refused(
