@@ -62,7 +62,7 @@ def inspect(config: RunConfig, *, scan_s: float, thorough: bool) -> Findings:
     scans = _scans(config, datasets, scan_s, findings)
     check_rewards(config, datasets, findings)
     check_rollout(config, datasets, findings)
-    check_media(config, findings)
+    check_media(config, findings, trains=True)
     check_template(config, tokenizer, findings)
     check_trainer_hooks(config, findings)
     check_groups(config, findings)

@@ -12,12 +12,12 @@ from slime_core.config.tree import RunConfig
 VISION_KEYS = ("vision_config", "audio_config", "visual")
 
 
-def check_media(config: RunConfig, findings: Findings) -> None:
+def check_media(config: RunConfig, findings: Findings, *, trains: bool) -> None:
     """Refuses what would train or ask a model about media it does not see."""
     keys = config.data.multimodal_keys
     folder = config.rollout.hf_checkpoint
     sees = sees_media(folder)
-    if sees and config.run.num_rollout > 0:
+    if trains and sees and config.run.num_rollout > 0:
         findings.problem(
             f"hf_checkpoint {folder} is a vision model, which is not trained here yet (its vision "
             "part has no trainer): take a text model, or num_rollout 0 to evaluate it only"

@@ -103,7 +103,10 @@ def _policy_peak(config: RunConfig, device: Device, shape: ModelShape) -> int:
     given = trainer_settings(config, device, 0, 1)
     settings = resolve(given, shape, declared_fields()).settings  # the layout stands in `megatron`
     train = config.train
-    tokens = train.max_tokens_per_gpu or train.micro_batch_size * _longest(config, shape)
+    if train.max_tokens_per_gpu:  # each context-parallel rank holds as many of a pack
+        tokens = train.max_tokens_per_gpu * settings.context_parallel_size
+    else:
+        tokens = train.micro_batch_size * _longest(config, shape)
     return trainer_memory(settings, shape, tokens).peak_bytes
 
 

@@ -92,7 +92,8 @@ class AlgorithmGroup(Group):
     kl_horizon: Numeric[int] = Field(default=10_000, ge=1)
     """Samples over which the coefficient adapts (kl_target)."""
     ref_load: Identity[str | None] = None
-    """Folder of the reference (Hugging Face); default hf_checkpoint. Read only if a KL is used."""
+    """Folder of the reference (Hugging Face, or a Megatron checkpoint); by default the weights that
+    training begins with. Read only if a KL is used."""
     ref_update_interval: Numeric[int | None] = Field(default=None, ge=1)
     """Iterations after which the reference becomes a copy of the policy; never without it."""
 

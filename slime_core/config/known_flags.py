@@ -1,8 +1,9 @@
 """Every flag of slime: what became of it here. The data lies in known_flags.csv.
 
 A row is `works` (a field of the tree or another name of one, with the test that observes its
-effect), `later` (with what it waits for) or `refused` (with the reason). docs/flags.csv shows the
-same with types, defaults and classes; it is made by
+effect), `no effect` (an option of Megatron's for what the trainer does in one way; accepted, and
+the check says so), `later` (with what it waits for) or `refused` (with the reason). docs/flags.csv
+shows the same with types, defaults and classes; it is made by
 `python -m slime_core.config.known_flags > docs/flags.csv`.
 """
 
@@ -25,7 +26,9 @@ from slime_core.config.parallel import LAYOUT_OPTIONS
 DATA = Path(__file__).with_suffix(".csv")
 COLUMNS = ("name", "type", "default", "class", "status", "where")
 
-Status = Literal["works", "later", "refused"]
+Status = Literal["works", "no effect", "later", "refused"]
+
+TAKEN = ("works", "no effect")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class KnownFlag:
 
     Attributes:
         name: as a field, without dashes; `router_*` stands for all that begin so.
-        status: works, later or refused.
+        status: works, no effect, later or refused.
         field: the field of the tree, or the open group, that takes it; empty where nothing does,
             and where it says what happens anyway.
         type, default: slime's, where they do not follow from the field.
@@ -75,7 +78,7 @@ def why_not(name: str, shown: str | None = None) -> str | None:
     """
     family = name.partition("_")[0] + "_*"
     row = known_flags().get(name) or known_flags().get(family)
-    if row is None or row.status == "works" or name in field_groups():
+    if row is None or row.status in TAKEN or name in field_groups():
         return None
     shown = shown or "--" + name.replace("_", "-")
     if row.status == "later":
@@ -98,7 +101,7 @@ def _shown(row: KnownFlag) -> tuple[str, ...]:
         numeric = row.field == "megatron" and row.name not in LAYOUT_OPTIONS
         group = "numeric" if numeric else "operational"
     where = row.where
-    if row.status == "works" and row.field not in ("", row.name):
+    if row.status in TAKEN and row.field not in ("", row.name):
         where = f"{row.field}; {where}"
     return (row.flag, kind, default, group, row.status, where)
 

@@ -20,6 +20,11 @@ from slime_core.doors.script import read_script
 from slime_core.errors import ConfigError
 from slime_core.weights.megatron_folder import is_megatron
 
+OWN_FLAG = {
+    "--ref-load": "--ref-load",
+    "--load": "--megatron-load",
+    "--initial-megatron-checkpoint": "--megatron-load",
+}
 STARTS = ("--ref-load", "--load", "--initial-megatron-checkpoint", "--save")
 
 
@@ -85,8 +90,8 @@ def _slimes_defaults(values: dict[str, Any], arguments: list[str]) -> dict[str, 
 
 
 def _starts(groups: list[list[str]], report: list[str]) -> list[list[str]]:
-    """Leaves out checkpoint folders of Megatron's: weights come from hf_checkpoint as they are,
-    and a run finds what it saved by itself."""
+    """Takes checkpoint folders of Megatron's that are there, leaves out those that only their name
+    tells of, and what a run finds by itself."""
     given = {group[0]: group[1].rstrip("/") for group in groups if len(group) == 2}
     kept = []
     for group in groups:
@@ -97,8 +102,13 @@ def _starts(groups: list[list[str]], report: list[str]) -> list[list[str]]:
             report.append("--load and --save are one folder: a run goes on there by itself")
         elif flag != "--save" and folder == given.get("--hf-checkpoint"):
             report.append(f"{flag} {folder}: that is hf_checkpoint already")
-        elif flag != "--save" and ("torch_dist" in folder or is_megatron(Path(folder))):
-            report.append(f"left out: {flag} {folder}: weights are read from hf_checkpoint")
+        elif flag != "--save" and is_megatron(Path(folder)):
+            kept.append(group)
+        elif flag != "--save" and "torch_dist" in folder:
+            report.append(
+                f"left out: {flag} {folder}: it is not there to look at, so weights are read from "
+                f"hf_checkpoint; if they differ, give {OWN_FLAG[flag]} where it is"
+            )
         elif flag not in ("--save", "--ref-load") and "--hf-checkpoint" in given:
             report.append(f"left out: {flag} {folder}: training starts from hf_checkpoint")
         else:

@@ -83,7 +83,10 @@ def read_sharded(content: dict[str, Any], folder: Path) -> Any:
         return dist_checkpointing.load(content, str(folder))
     except (CheckpointingException, CheckpointException) as error:
         said = first_failure(error) if isinstance(error, CheckpointException) else str(error)
-        raise TrainerError(f"checkpoint {folder} cannot be read: {said}") from error
+        raise TrainerError(
+            f"checkpoint {folder} cannot be read: {said}; without it "
+            "the run goes on from an older one, or trains its stored batches again"
+        ) from error
 
 
 def _sharded(state: TrainState, loading: bool) -> dict[str, Any]:

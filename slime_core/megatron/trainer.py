@@ -298,11 +298,13 @@ class PolicyTrainer:
             )
 
     def _hold(self, wanted: bool, checkpoint: str | None) -> HeldWeights | None:
-        """Weights of another role, if there is one; without a folder of its own, the actor's."""
+        """Weights of another role, if there is one; without a folder of its own, those that the
+        actor begins with."""
         if not wanted:
             return None
         held = HeldWeights(self.state.model, self.shape)
-        if checkpoint not in (None, self.settings.hf_checkpoint):
+        begun_with = self.settings.megatron_load or self.settings.hf_checkpoint
+        if checkpoint not in (None, begun_with):
             held.read(checkpoint)
         return held
 

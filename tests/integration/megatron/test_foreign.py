@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import ConfigError
 
 
@@ -56,8 +57,9 @@ def test_weights_begin_as_they_were_saved(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [{"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2,
-      "megatron": {"num_layers_in_first_pipeline_stage": 1}}],
+    [{"tensor_model_parallel_size": 2},
+     {"pipeline_model_parallel_size": 2, "megatron": {"decoder_first_pipeline_num_layers": 1}},
+     {"pipeline_model_parallel_size": 2, "megatron": {"decoder_last_pipeline_num_layers": 1}}],
 )  # fmt: skip
 def test_any_layout_reads_them(
     layout: dict[str, Any],
@@ -70,6 +72,28 @@ def test_any_layout_reads_them(
     settings = {"hf_checkpoint": model, "megatron_load": str(saved)} | layout
     in_ranks(jobs.export_on_rank, settings, str(tmp_path / "hf"))
     assert_same_weights(tmp_path / "hf", reference)
+
+
+def test_a_reference_named_by_its_folder_is_read_though_the_start_was_another_checkpoint(
+    saved: Path, model: str, reference: str, in_trainer: Callable[..., Any]
+) -> None:
+    """hf_checkpoint gives the shape here and the reference, not the weights that are trained."""
+    batch = [models.random_batch(models.VOCAB)]
+
+    def divergence(**chosen: Any) -> float:
+        algorithm = AlgorithmSettings(
+            use_kl_loss=True, kl_loss_coef=0.1, ref_load=chosen.pop("ref")
+        )
+        [step] = in_trainer(jobs.train, chosen | {"algorithm": algorithm}, batch)["results"][0][
+            "steps"
+        ]
+        return step["kl_loss"]
+
+    begun = {"hf_checkpoint": model, "megatron_load": str(saved)}
+    plain = divergence(hf_checkpoint=reference, ref=model)
+    assert abs(plain) > 1e-4
+    assert divergence(**begun, ref=model) == plain
+    assert divergence(**begun, ref=None) == divergence(**begun, ref=str(saved)) == 0.0
 
 
 class Trap:

@@ -50,6 +50,18 @@ def test_memory_is_told_by_rank(capsys, tmp_path):
     assert plan["kv_cache_bytes_at_most"] == 128 * (5 + 6) * plan["kv_cache_bytes_a_token"]
 
 
+def test_a_context_parallel_rank_is_planned_for_all_tokens_that_it_holds(capsys, tmp_path):
+    """A pack then has max_tokens_per_gpu tokens for each of them."""
+
+    def peak(ranks, *more):
+        given = ("--actor-num-gpus-per-node", ranks, "--device", "cpu", *more)
+        return report(capsys, "--workspace", tmp_path / "w", *given)["plan"][
+            "policy_peak_bytes_a_rank"]  # fmt: skip
+
+    shared = peak(2)  # data-parallel ranks hold the same states
+    assert peak(2, "--context-parallel-size", 2) >= shared
+
+
 def test_samples_without_others_to_compare_with_are_noted(capsys, tmp_path):
     alone = ("--workspace", tmp_path / "w", "--n-samples-per-prompt", 1)
     (note,) = report(capsys, *alone)["notes"]

@@ -53,7 +53,7 @@ def test_what_has_no_meaning_here_is_reported():
     report = convert(SCRIPT, {}).report
     for sentence in (
         "models/qwen3-4B.sh is not there: the preset qwen3-4B stands for it",
-        "left out: --ref-load /data/Qwen3-4B_torch_dist: weights are read from hf_checkpoint",
+        "left out: --ref-load /data/Qwen3-4B_torch_dist: it is not there to look at, so weights",
         "--load and --save are one folder: a run goes on there by itself",
         "left out: --balance-data is not there yet",
         "not read: pkill (line 3 of",
@@ -102,6 +102,14 @@ def test_checkpoint_folders_mean_what_they_are(tmp_path):
     assert found.tree["rollout"]["hf_checkpoint"] == "m" and "algorithm" not in found.tree
     assert "left out: --load other: training starts from hf_checkpoint" in found.report
     assert "--ref-load m: that is hf_checkpoint already" in found.report
+    sft, base = (tmp_path / name for name in ("sft_torch_dist", "base_torch_dist"))
+    for folder in (sft, base):
+        folder.mkdir()
+        (folder / "latest_checkpointed_iteration.txt").write_text("7")
+    flags = f"--hf-checkpoint m --load {sft} --ref-load {base} --use-kl-loss"
+    there = convert(script(tmp_path, flags), {})
+    assert there.tree["rollout"]["megatron_load"] == str(sft)
+    assert there.tree["algorithm"]["ref_load"] == str(base)
     start = convert(script(tmp_path, "--load other"), {})
     assert start.tree["rollout"]["hf_checkpoint"] == "other"
     reference = convert(script(tmp_path, "--hf-checkpoint m --ref-load r --use-kl-loss"), {})

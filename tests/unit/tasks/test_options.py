@@ -61,7 +61,8 @@ def test_only_integers_refs_and_names_are_parameters(name):
     """Prefect stores parameters attribute by attribute, whatever is in them."""
     function = {**TASKS, **FLOWS}[name].fn
     kinds = {p.annotation for p in inspect.signature(function).parameters.values()}
-    assert kinds <= {"int", "Ref", "str"}
+    names = {"str"} if name == "tasks.evaluate_model.evaluate" else set()  # of a dataset
+    assert kinds <= {"int", "Ref"} | names
 
 
 def test_the_iteration_comes_from_a_ref_or_from_k():
