@@ -275,6 +275,7 @@ def test_flushing_an_update_right_after_an_answer_ends_the_engine(own_engine, ot
     assert "Cache flush failed after updating weights" in engine.log_tail()
 
 
+@pytest.mark.slow
 def test_a_stop_ends_the_engine_within_two_seconds(own_engine):
     """With requests in flight and one held at the gate."""
     engine = own_engine()
@@ -297,6 +298,7 @@ def test_a_stop_ends_the_engine_within_two_seconds(own_engine):
     run_scenario(engine.url, scenario)
 
 
+@pytest.mark.slow
 def test_deterministic_engines_agree_to_the_bit(own_engine):
     """Two processes, one on more threads and busy with a crowd: the same request and bits."""
     engines = [

@@ -142,6 +142,7 @@ def forget_the_end_of(task):
     assert read("read_task_run", task_run_id=task.id).state.is_running()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_prefect_knew_of_its_end_is_completed(server, tmp_path):
     assert StandIn(tmp_path, "run-told-late", num_rollout=1).train().finished
     [parent] = flow_runs_of("run-told-late")

@@ -38,7 +38,7 @@ def results(outcome: dict[str, Any]) -> list[Any]:
     return [(result["state"], result["steps"]) for result in outcome["results"]]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_fresh_process_continues_bit_for_bit(
     model: str,
     tmp_path: Path,

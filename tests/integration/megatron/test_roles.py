@@ -181,7 +181,13 @@ ROLES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(ROLES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("plus", "ppo") else pytest.mark.slow)
+        for name in sorted(ROLES)
+    ],
+)
 def test_a_resume_continues_bit_for_bit_with_all_roles(
     name: str,
     model: str,

@@ -109,6 +109,7 @@ def test_somebody_elses_ray_is_never_touched(tmp_path, nothing_left, monkeypatch
     assert given_back(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_failure_after_ray_is_up_ends_ray_and_engines(tmp_path, nothing_left, monkeypatch):
     def start(self: TrainerGroup) -> None:
         assert ray.is_initialized()

@@ -113,7 +113,7 @@ class KillingTransport(DiskTransport):
         pytest.param(SyncState.PREPARE, "quiet", marks=pytest.mark.slow),
         pytest.param(SyncState.QUIET, "quiet", marks=pytest.mark.slow),
         (SyncState.TRANSFER, "transfer"),
-        (SyncState.VERIFY, "verify"),
+        pytest.param(SyncState.VERIFY, "verify", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_engine_is_quarantined_and_the_other_serves(

@@ -91,6 +91,7 @@ def test_a_taken_port_is_named_and_ours_moves_aside(tmp_path):
         assert third.getsockname()[1] == kept
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_quotes_its_log(tmp_path):
     home = tmp_path / "prefect"
     home.mkdir()
