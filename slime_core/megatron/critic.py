@@ -14,6 +14,7 @@ from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.batching.select import StepTotals, step_totals
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron.arguments import ResolvedOptions
+from slime_core.megatron.foreign import read_weights
 from slime_core.megatron.model import ValueModel, build_model
 from slime_core.megatron.optimizer import build_train_state
 from slime_core.megatron.passes import MicroBatch, Passes, Report
@@ -77,6 +78,8 @@ def build_critic(
     lr = settings.algorithm.critic_lr
     own = settings if lr is None else replace(settings, lr=lr, min_lr=min(settings.min_lr, lr))
     model, padded = build_model(own, shape, options, ValueModel)
+    if own.megatron_load is not None:
+        read_weights(model, own.megatron_load)
     state = build_train_state(model, own, options)
     return CriticSteps(Passes(own, padded, state), settings.algorithm)
 

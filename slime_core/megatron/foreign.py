@@ -63,7 +63,8 @@ _PLAIN = {
 
 
 def read_weights(model: PolicyModel, checkpoint: str) -> None:
-    """Reads the weights of a Megatron checkpoint into the model, in any layout. A collective.
+    """Reads the weights of a Megatron checkpoint into the model, in any layout; a critic's head
+    stays as it is. A collective.
 
     Args:
         checkpoint: its folder, with latest_checkpointed_iteration.txt, or one iteration's.
@@ -76,7 +77,10 @@ def read_weights(model: PolicyModel, checkpoint: str) -> None:
     sharded = model.sharded_state_dict(metadata=metadata)
     # Objects are pickles. Layers have some, all empty, and do not ask for them back.
     _, tensors = extract_matching_values(sharded, lambda value: isinstance(value, ShardedObject))
-    content: dict[str, Any] = {"model": tensors}
+    # A critic's head is no part of a policy's checkpoint.
+    theirs = cast(dict[str, Any], tensors)
+    wanted = {name: value for name, value in theirs.items() if name not in model.own_parameters}
+    content: dict[str, Any] = {"model": wanted}
     with tempfile.TemporaryDirectory(prefix="slime-megatron-") as own:
         folder = Path(own)
         together(f"checkpoint {checkpoint}", lambda: _prepare(Path(checkpoint), content, folder))
@@ -85,7 +89,8 @@ def read_weights(model: PolicyModel, checkpoint: str) -> None:
         except (CheckpointingException, CheckpointException, KeyError, ValueError) as error:
             said = first_failure(error) if isinstance(error, CheckpointException) else str(error)
             raise _other_model(Path(checkpoint), said) from error
-    model.load_state_dict(cast(dict[str, Any], loaded)["model"])
+    strict = not model.own_parameters
+    model.load_state_dict(cast(dict[str, Any], loaded)["model"], strict=strict)
 
 
 def _prepare(checkpoint: Path, content: dict[str, Any], own: Path) -> None:

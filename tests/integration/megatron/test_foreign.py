@@ -96,6 +96,21 @@ def test_a_reference_named_by_its_folder_is_read_though_the_start_was_another_ch
     assert divergence(**begun, ref=None) == divergence(**begun, ref=str(saved)) == 0.0
 
 
+def test_a_critic_begins_where_the_policy_does(
+    saved: Path, model: str, reference: str, in_trainer: Callable[..., Any]
+) -> None:
+    batches = [models.random_batch(models.VOCAB, seed=seed) for seed in (0, 1)]
+    algorithm = AlgorithmSettings(advantage_estimator="ppo", critic_lr=1e-3)
+
+    def steps(**chosen: str) -> list[Any]:
+        results = in_trainer(jobs.train, chosen | {"algorithm": algorithm}, batches)["results"]
+        return [result["steps"] for result in results]
+
+    begun = steps(hf_checkpoint=model, megatron_load=str(saved))
+    assert begun == steps(hf_checkpoint=reference)
+    assert begun[0][0]["critic_grad_norm"] > 0
+
+
 class Trap:
     def __init__(self, path: Path) -> None:
         self.path = path
