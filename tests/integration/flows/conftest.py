@@ -14,5 +14,5 @@ def server(tmp_path_factory):
     own.wait_healthy(90)
     with temporary_settings({PREFECT_API_URL: own.api_url, PREFECT_CLIENT_MAX_RETRIES: 2}):
         yield own
-        EventsWorker.drain_all(timeout=10)
+        EventsWorker.drain_all(timeout=60)
     own.stop()

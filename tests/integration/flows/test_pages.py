@@ -31,7 +31,7 @@ def artifacts_of(key: str):
 
 def events_of(server, run_id: str, count: int):
     """All events of a run, once the server has written that many."""
-    EventsWorker.drain_all(timeout=10)
+    EventsWorker.drain_all(timeout=60)
     of_run = {"event": {"prefix": ["slime."]}, "resource": {"id": [f"slime.run.{run_id}"]}}
 
     def look():
@@ -138,7 +138,7 @@ def test_an_automation_takes_an_alert_as_its_trigger(server, tmp_path):
 
     run.hooks = {("train", 1): trouble}
     run.train()
-    EventsWorker.drain_all(timeout=10)
+    EventsWorker.drain_all(timeout=60)
     fired = {
         "event": {"name": ["prefect.automation.action.executed"]},
         "resource": {"id": [f"prefect.automation.{made.id}"]},
@@ -203,7 +203,7 @@ def test_signs_of_life_of_a_run_are_kept_for_a_while(server, tmp_path, monkeypat
 
 def settled(database, runs):
     """Waits until the server has written all events of these flow runs."""
-    EventsWorker.drain_all(timeout=10)
+    EventsWorker.drain_all(timeout=60)
     query = "select count(*) from task_run where flow_run_id = ? and state_type = 'COMPLETED'"
     events = "select count(*) from event_resources where resource_id = ?"
 

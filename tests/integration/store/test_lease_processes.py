@@ -76,6 +76,6 @@ def test_a_killed_owner_is_followed_at_once_and_a_living_one_never(tmp_path: Pat
         owner.communicate(timeout=30)
     began = time.monotonic()
     with Lease.acquire(backend) as lease:
-        assert lease.epoch == 3 and time.monotonic() - began < 5
+        assert lease.epoch == 3 and time.monotonic() - began < 20
     state = newest_epoch(backend)
     assert state is not None and state.ended

@@ -154,7 +154,7 @@ def test_lasting_trouble_ends_at_the_deadline_and_leaves_nothing(shaky):
     start = time.monotonic()
     with pytest.raises(UnavailableError, match=r"s3://runs/.*/a: .*SlowDown, HTTP 503"):
         backend.put_new("a", b"1")
-    assert 0.5 < time.monotonic() - start < 8
+    assert 0.5 < time.monotonic() - start < 60
     assert 2 < len(trouble.seen) < 200, "it waits between attempts"
     trouble.answers = []
     assert backend.list() == []

@@ -150,7 +150,7 @@ def test_never_healthy_meets_the_deadline(tmp_path):
         engine.wait_healthy(0.2)
     begun = time.monotonic()
     assert engine.terminate(0.3) == -signal.SIGKILL
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
 
 
 def test_a_program_that_does_not_exist(tmp_path):

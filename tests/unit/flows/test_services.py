@@ -78,7 +78,7 @@ def test_a_reused_pid_is_neither_alive_nor_killed(tmp_path, started):
 def test_a_killed_service_counts_as_gone(tmp_path, started):
     service = started()
     os.kill(service.process.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(service.process.pid)], timeout=5)
+    psutil.wait_procs([psutil.Process(service.process.pid)], timeout=30)
     assert processes.running(tmp_path, "worker") is None
 
 
@@ -87,7 +87,7 @@ def test_one_that_does_not_listen_is_killed(tmp_path, started):
     wait_for_log(tmp_path, "deaf")
     begin_s = time.monotonic()
     assert processes.stop(service, 0.3) is True
-    assert 0.3 <= time.monotonic() - begin_s < 5
+    assert 0.3 <= time.monotonic() - begin_s < 30
 
 
 def test_its_children_end_with_it(tmp_path, started):
@@ -95,7 +95,7 @@ def test_its_children_end_with_it(tmp_path, started):
     child = int(wait_for_log(tmp_path, "\n"))
     assert processes.stop(service, 5.0) is True
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(child).wait(timeout=5)
+        psutil.Process(child).wait(timeout=30)
     assert not psutil.pid_exists(child)
 
 

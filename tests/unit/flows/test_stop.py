@@ -158,7 +158,7 @@ def test_before_there_is_a_task_a_signal_ends_everything_at_once(number, status)
     assert process.stdout is not None
     child = psutil.Process(int(process.stdout.readline()))
     process.send_signal(number)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=50)
     assert (process.returncode, errors) == (status, "")
     assert GOES_ON in output
     child.wait(10)
