@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.agents.errors import ApiError, refused
 from slime_core.refs import digest_of
+from slime_core.untrusted_json import read_json
 
 Message = dict[str, Any]
 READ = ("model", "messages", "tools", "tool_choice", "stream", "stream_options", "stop", "n",
@@ -106,6 +106,8 @@ def plain_message(message: Any, place: str = "messages") -> Message:
         raise refused(place, f"{place}: role must be one of {', '.join(ROLES)}, not {role!r}")
     plain: Message = {"role": role, "content": _text(message.get("content"), place)}
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise refused(place, f"{place}: tool_calls must be a list")
         plain["tool_calls"] = [_call(call, place) for call in message["tool_calls"]]
     for name in ("tool_call_id", "name"):
         if message.get(name):
@@ -152,8 +154,8 @@ def _call(call: Any, place: str) -> Message:
         raise refused(place, f"{place}: each of tool_calls needs function.name")
     arguments = function.get("arguments", "")
     if isinstance(arguments, str):
-        with contextlib.suppress(json.JSONDecodeError):  # else the model sees what was written
-            arguments = json.loads(arguments or "{}")
+        with contextlib.suppress(ValueError):  # else the model sees what was written
+            arguments = read_json(arguments or "{}")
     about = {"name": function["name"], "arguments": arguments}
     return {"id": str(call.get("id", "")), "type": "function", "function": about}
 

@@ -185,8 +185,15 @@ class Session:
             sample.tokens = origin.sample.tokens[: place.point.tokens]
             branch.keys = origin.keys[: place.point.messages]
             branch.points = [p for p in origin.points if p.messages <= place.point.messages]
+            engine_of = self._runtime.engine_of
+            if last := engine_of.get(self._conversation(origin)):  # it has the beginning cached
+                engine_of[self._conversation(branch)] = last
         self._branches.append(branch)
         return branch
+
+    def _conversation(self, branch: Branch) -> str:
+        """Names a branch among the conversations of the rollout (Runtime.engine_of)."""
+        return f"{self.key}/{branch.number}"
 
     def _between(
         self,
@@ -221,7 +228,7 @@ class Session:
             result = await self._runtime.generate(
                 {"input_ids": sample.tokens, "return_logprob": True,
                  "sampling_params": self._sampling_params(request, branch, sample, left)},
-                session=f"{self.key}/{branch.number}", whole=False,
+                session=self._conversation(branch), whole=False,
             )  # fmt: skip
             piece = _piece(result)
             _append(sample, piece)

@@ -6,6 +6,7 @@ A file that has more draws in a pass than rows begins anew (shuffled anew) in th
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -36,8 +37,8 @@ class Mixture:
                 f"prompt_data names {len(sizes)} files and prompt_data_weights {len(weights)} "
                 "weights: give one for each file"
             )
-        if not all(weight > 0 for weight in weights):
-            raise DataError(f"prompt_data_weights must be above 0, not {list(weights)}")
+        if not all(0 < weight < math.inf for weight in weights) or math.isinf(sum(weights)):
+            raise DataError(f"prompt_data_weights must be numbers above 0, not {list(weights)}")
         self._sizes = list(sizes)
         self.shares = _shares(sum(sizes), weights)
         places = sorted(

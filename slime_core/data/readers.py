@@ -25,6 +25,7 @@ import xxhash
 
 from slime_core.errors import DataError
 from slime_core.near import nearest
+from slime_core.untrusted_json import read_json
 
 BOM = b"\xef\xbb\xbf"
 CHUNK_BYTES = 1 << 20
@@ -33,7 +34,6 @@ PARQUET_BATCH_ROWS = 256
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 FORMATS = ".jsonl, .ndjson (each also .gz or .zst) and .parquet"
 SLICE = re.compile(r"(?P<path>.+)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Opener = Callable[[str], IO[bytes]]
 
@@ -232,15 +232,11 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     if b"\0" in text:
         raise ValueError("holds NUL bytes (was the file cut off while it was written?)")
     try:
-        values = json.loads(text.decode("utf-8"))
-        if SURROGATE.search(text):
-            json.dumps(values, ensure_ascii=False).encode("utf-8")
+        values = read_json(text.decode("utf-8"))
     except UnicodeError as error:
         raise ValueError("not valid UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise ValueError("JSON is nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError(f"a JSON object is needed, found {type(values).__name__}")
     return values
@@ -309,4 +305,16 @@ def _parquet_rows(path: str, opener: Opener) -> Iterator[Row]:
     for batch in parquet_batches(path, opener):
         for values in batch.to_pylist():
             number += 1
-            yield Row(values, path, number)
+            yield Row(as_in_json(values), path, number)
+
+
+def as_in_json(value: Any) -> Any:
+    """A table's value as a line of JSON would have it: times and dates in ISO form, exact numbers
+    as text. Bytes stay, for pictures."""
+    if isinstance(value, dict):
+        return {name: as_in_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [as_in_json(item) for item in value]
+    if value is None or isinstance(value, (str, int, float, bytes)):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import DataError
+from slime_core.untrusted_json import read_json
 
 Message = dict[str, Any]
 MEDIA = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
@@ -40,8 +40,8 @@ def parse_tools(value: Any) -> list[dict[str, Any]] | None:
         value = value.tolist()
     if isinstance(value, str) and value.strip():
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = read_json(value)
+        except ValueError as error:
             raise DataError(f"tools are not valid JSON: {error}") from error
     if not value:
         return None

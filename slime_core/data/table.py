@@ -19,6 +19,7 @@ from slime_core.data.readers import (
     Opener,
     ReadCounts,
     Row,
+    as_in_json,
     check_readable,
     decompressed,
     fingerprint,
@@ -101,9 +102,10 @@ class RowTable:
             kind = _ArrowRows if is_parquet(path.path) else _LineRows
             limit = path.stop if (path.start or 0) >= 0 and (path.stop or 0) >= 0 else None
             reading = _Reading(check, max_bad_rows, self.counts, limit)
-            part = _sliced(kind(path.path, reading, opener), path)
+            whole = kind(path.path, reading, opener)
+            part = _sliced(whole, path)
             if not len(part):
-                raise DataError(f"{spec} holds no prompts{self._why_empty()}")
+                raise DataError(f"{spec} holds no prompts: {self._why_empty(len(whole))}")
             self._parts.append(part)
             self.counts.rows += len(part)
 
@@ -125,10 +127,16 @@ class RowTable:
         """Rows of each file."""
         return [len(part) for part in self._parts]
 
-    def _why_empty(self) -> str:
+    def _why_empty(self, rows: int) -> str:
+        """
+        Args:
+            rows: good rows of the file, in the slice or before it.
+        """
+        if rows:
+            return "no row of the file lies in the slice"
         if self.counts.bad:
-            return f": {len(self.counts.bad)} bad rows, the first: {self.counts.bad[0]}"
-        return ": the file is empty" if not self.counts.blank else ": only blank lines"
+            return f"{len(self.counts.bad)} bad rows, the first: {self.counts.bad[0]}"
+        return "the file is empty" if not self.counts.blank else "only blank lines"
 
 
 def _sliced(rows: _Rows, path: DataPath) -> _Rows:
@@ -217,7 +225,7 @@ class _ArrowRows:
             self._starts.append(number)
             for values in batch.to_pylist():
                 where = f"{path}, row {number + 1}"
-                if reading.accepts(Row(values, path, number + 1), where):
+                if reading.accepts(Row(as_in_json(values), path, number + 1), where):
                     self._numbers.append(number)
                     self._batch_of.append(index)
                 number += 1
@@ -231,4 +239,4 @@ class _ArrowRows:
     def __getitem__(self, index: int) -> Row:
         number, batch = self._numbers[index], self._batch_of[index]
         row = self._reader.get_batch(batch).slice(number - self._starts[batch], 1)
-        return Row(row.to_pylist()[0], self._path, number + 1)
+        return Row(as_in_json(row.to_pylist()[0]), self._path, number + 1)

@@ -20,6 +20,7 @@ from typing import Any
 from slime_core.errors import RewardError
 from slime_core.rewards.text import after_thinking
 from slime_core.tools.sandbox import Limits, require_sandbox, run_python
+from slime_core.untrusted_json import read_json
 
 FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 TIME_LIMIT_S = 10.0
@@ -91,7 +92,7 @@ def _returns(program: str, call: list[Any], wanted: Any, limits: Limits) -> bool
     if not ran.well or not found:
         return False
     try:
-        return json.loads(value) == wanted
+        return read_json(value) == wanted
     except ValueError:
         return False
 
@@ -100,7 +101,7 @@ def _tests(given: Any) -> str | list[tuple[str | None, Any, Any]]:
     """Assertions as text, or (function or None, input, output) each."""
     if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = read_json(given)
         except ValueError:
             return _known(given.strip())
     if isinstance(given, dict) and {"inputs", "outputs"} <= set(given):

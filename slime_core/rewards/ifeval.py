@@ -7,13 +7,13 @@ needs one, or that is unknown, fails the sample by name rather than scoring it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slime_core.errors import RewardError
 from slime_core.rewards.text import after_thinking
+from slime_core.untrusted_json import read_json
 
 Check = Callable[..., bool]
 
@@ -161,7 +161,7 @@ def _sections(text: str, section_spliter: str, num_sections: int) -> bool:
 def _json(text: str) -> bool:
     body = re.sub(r"^```(?:json)?|```$", "", text.strip(), flags=re.IGNORECASE).strip()
     try:
-        json.loads(body)
+        read_json(body)
     except ValueError:
         return False
     return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from slime_core.errors import RewardError
 from slime_core.rewards.text import after_thinking
+from slime_core.untrusted_json import read_json
 
 FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
@@ -44,8 +44,8 @@ def grade_json_schema(response: str, label: str | None, metadata: dict[str, Any]
     text = after_thinking(response)
     fenced = FENCE.findall(text)
     try:
-        value = json.loads(fenced[-1] if fenced else text)
-    except (ValueError, RecursionError):
+        value = read_json(fenced[-1] if fenced else text)
+    except ValueError:
         return 0.0
     try:
         validator.validate(value)
@@ -62,8 +62,8 @@ def _validator(schema: Any) -> Any:
 
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except json.JSONDecodeError as error:
+            schema = read_json(schema)
+        except ValueError as error:
             raise RewardError(f"the schema is not JSON: {error}") from error
     if not isinstance(schema, (dict, bool)):
         raise RewardError("json_schema needs a schema: metadata['schema'] or JSON in the label")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from slime_core.untrusted_json import read_json
+
 END_TOKENS = (
     "<eos>",
     "<pad>",
@@ -46,8 +48,8 @@ def label_values(label: Any) -> list[str]:
     """A label as a list of accepted answers: JSON text of a list holds several, others one."""
     if isinstance(label, str) and label.lstrip().startswith("["):
         try:
-            parsed = json.loads(label)
-        except json.JSONDecodeError:
+            parsed = read_json(label)
+        except ValueError:
             return [label]
         if isinstance(parsed, list):
             return [item if isinstance(item, str) else json.dumps(item) for item in parsed]

@@ -133,6 +133,8 @@ async def execute(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float) -
 
 
 def as_text(result: Any) -> str:
-    """A result as the model reads it, cut at 20,000 characters."""
+    """A result as the model reads it, cut at 20,000 characters; half a surrogate pair, which no
+    tokenizer takes, becomes a question mark."""
     text = result if isinstance(result, str) else json.dumps(result, default=str)
+    text = text.encode(errors="replace").decode()
     return text if len(text) <= MAX_RESULT_CHARS else text[:MAX_RESULT_CHARS] + " [cut]"

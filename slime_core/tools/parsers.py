@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 from slime_core.tools.interface import ToolCall
+from slime_core.untrusted_json import read_json
 
 HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
@@ -65,8 +65,8 @@ def _mistral(text: str) -> list[ToolCall]:
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`."""
     match = MISTRAL.search(text)
     try:
-        items = json.loads(match.group(1)) if match else []
-    except json.JSONDecodeError:
+        items = read_json(match.group(1)) if match else []
+    except ValueError:
         return [ToolCall("", None)]
     return [_from_value(item) for item in items]
 
@@ -77,8 +77,8 @@ def _llama(text: str) -> list[ToolCall]:
     if not match:
         return []
     try:
-        value = json.loads(match.group(1))
-    except json.JSONDecodeError:
+        value = read_json(match.group(1))
+    except ValueError:
         return []
     known = isinstance(value, dict) and "name" in value
     return [_from_value(value)] if known and {"parameters", "arguments"} & set(value) else []
@@ -95,8 +95,8 @@ FAMILIES = ("auto", *PARSERS)
 
 def _from_json(text: str) -> ToolCall:
     try:
-        return _from_value(json.loads(text))
-    except json.JSONDecodeError:
+        return _from_value(read_json(text))
+    except ValueError:
         return ToolCall("", None)
 
 
@@ -113,6 +113,6 @@ def _from_value(value: Any) -> ToolCall:
 def _loose(text: str) -> Any:
     """JSON where it is JSON, otherwise the text."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return read_json(text)
+    except ValueError:
         return text.strip()

@@ -119,6 +119,18 @@ def test_calls_of_tools_arrive(stream):
         "tool_calls", "add", '{"a": 1}')  # fmt: skip
 
 
+@pytest.mark.parametrize("argument", ['"\\ud800"', "9" * 5000, "[" * 5000])
+def test_a_call_that_cannot_be_read_is_text(argument):
+    said = f'<tool_call>{{"name": "add", "arguments": {{"a": {argument}}}}}</tool_call>'
+
+    async def body(client, at):
+        answer = await client.chat.completions.create(model="m", messages=USER, tools=[TOOL])
+        return answer.choices[0]
+
+    choice = talk(Script(said), body, limit=9000)
+    assert (choice.message.content, choice.message.tool_calls) == (said, None)
+
+
 def test_errors_have_openais_form():
     async def body(client, at):
         create = client.chat.completions.create

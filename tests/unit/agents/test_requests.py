@@ -66,6 +66,10 @@ def test_sampling_is_left_to_the_run_and_the_rest_is_without_meaning():
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "content": "so"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user", "content": ""}]},
+            "messages[0]",
+        ),
         ({"guided_json": {}}, "guided_json"),
     ],
 )

@@ -1,5 +1,6 @@
 """Weighted files: shares, order and passes of each, whatever draw is asked for."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -64,6 +65,9 @@ def test_shares_are_whole_and_nobody_is_left_out(sizes, weight):
 def test_wrong_weights_are_named(tmp_path):
     with pytest.raises(DataError, match="names 2 files and prompt_data_weights 1"):
         PromptSource(files(tmp_path, 2, 2), SourceSettings(prompt_data_weights=[1.0]))
+    for wrong in ([0.0, 1.0], [-1.0, 1.0], [math.nan, 1.0], [math.inf, 1.0], [1e308, 1e308]):
+        with pytest.raises(DataError, match="must be numbers above 0"):
+            PromptSource(files(tmp_path, 2, 2), SourceSettings(prompt_data_weights=wrong))
 
 
 def test_files_without_weights_follow_each_other(tmp_path):

@@ -1,6 +1,8 @@
 import ast
+import datetime
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,6 +58,7 @@ BROKEN = {
     "only NUL": b"\0" * 64,
     "raw tab in string": b'{"a":"x\ty"}',
     "deep nesting": b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "nesting that the store cannot walk": b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
     "number of 5000 digits": b'{"a":' + b"9" * 5000 + b"}",
     "single quotes": b"{'a': 1}",
 }
@@ -210,6 +213,18 @@ def test_parquet_rows_nulls_and_random_access(tmp_path):
     assert table[798].values == rows[1]
 
 
+def test_times_and_exact_numbers_of_a_table_become_what_json_would_hold(tmp_path):
+    when = datetime.datetime(2020, 1, 2, 3, 4, 5)
+    row = {"label": Decimal("1.50"), "metadata": {"at": [when], "day": when.date(), "raw": b"\xff"}}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    plain = {
+        "label": "1.50",
+        "metadata": {"at": ["2020-01-02T03:04:05"], "day": "2020-01-02", "raw": b"\xff"},
+    }
+    assert values(path) == [plain] and RowTable(str(path))[0].values == plain
+
+
 def test_a_table_of_several_files_keeps_their_order(tmp_path):
     one = write(tmp_path, b'{"i":0}\n{"i":1}\n', "one.jsonl")
     two = write(tmp_path, b'{"i":2}\n', "two.jsonl")
@@ -224,6 +239,13 @@ def test_a_file_without_prompts_is_refused(content, tmp_path):
     path = write(tmp_path, content)
     with pytest.raises(DataError, match=r"rows\.jsonl holds no prompts: "):
         RowTable(str(path), max_bad_rows=5)
+
+
+def test_a_slice_without_rows_is_not_called_an_empty_file(tmp_path):
+    path = write(tmp_path, b'{"i":0}\n' * 5)
+    for part in ("[10:20]", "[3:2]", "[:-10]"):
+        with pytest.raises(DataError, match="holds no prompts: no row of the file lies in the sl"):
+            RowTable(f"{path}@{part}")
 
 
 def test_a_file_that_shrinks_in_use_is_named(tmp_path):

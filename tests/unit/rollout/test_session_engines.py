@@ -3,12 +3,13 @@
 import asyncio
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from slime_core.engines.client import EngineUnreachableError
 from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import Sampling
 from slime_core.rollout.runtime import Runtime
+from tests.unit.agents.sessions import opened, say
 from tests.unit.rollout.scripted import Characters
 
 
@@ -53,6 +54,33 @@ def test_conversations_are_spread_and_each_stays_where_its_beginning_is():
     seen = asyncio.run(body())
     assert all(len(set(engines)) == 1 for engines in seen.values()), seen
     assert Counter(engines[0] for engines in seen.values()) == {"a": 3, "b": 3}
+
+
+def test_a_branch_begins_where_its_origin_was_answered():
+    class Asked(Client):
+        seen: ClassVar[list[str]] = []
+
+        async def generate_raw(self, body: dict[str, Any]) -> dict[str, Any]:
+            self.seen.append(self.url)
+            pairs = [[-0.5, ord("x"), None], [-0.5, 0, None]]
+            meta = {"finish_reason": {"type": "stop"}, "output_token_logprobs": pairs}
+            return {"text": "x", "output_ids": [ord("x"), 0], "meta_info": meta}
+
+    async def body() -> list[str]:
+        gate = EngineGate(Asked, 8)  # type: ignore[arg-type]
+        await gate.set_engines(["a", "b"])
+        await gate.open()
+        there = runtime(gate)
+        there.args.max_turns = 9
+        there.sampling = Sampling(99, {}, 5.0)
+        session = await opened(there)
+        said = (await say(session, ("user", "q"))).message
+        async with gate.engine(2, 5.0, prefer="a"):  # so that the other one is less busy
+            for more in ("one", "two", "three"):
+                await say(session, ("user", "q"), said, ("user", more))
+        return Asked.seen
+
+    assert asyncio.run(body()) == ["a"] * 4
 
 
 def test_a_conversation_moves_for_good_when_its_engine_is_gone(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from slime_core.errors import PluginError
 from slime_core.tools.calculator import calculate
-from slime_core.tools.interface import Tool, ToolCall, execute, load_tools
+from slime_core.tools.interface import Tool, ToolCall, as_text, execute, load_tools
 from slime_core.tools.parsers import parse_calls
 
 
@@ -95,12 +95,27 @@ def test_calls_have_deadlines_and_results_are_text(path):
         ('<|python_tag|>{"name": "f", "parameters": {"a": 1}}<|eom_id|>', [("f", {"a": 1})]),
         ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [("f", {"a": 1})]),
         ("<tool_call>{broken</tool_call>", [("", None)]),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', [("", None)]),
+        (
+            f'<tool_call>{{"name": "f", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>',
+            [("", None)],
+        ),
+        (f'<tool_call>{{"name": "f", "arguments": {"[" * 5000}</tool_call>', [("", None)]),
+        (
+            f'<tool_call>{{"name": "f", "arguments": {"[" * 200}{"]" * 200}}}</tool_call>',
+            [("", None)],
+        ),
+        (f'{{"name": "f", "parameters": {{"a": {"9" * 5000}}}}}', []),
         ("no call at all", []),
         ('the answer is {"name": "f"}', []),
     ],
 )
 def test_each_family_writes_calls_in_its_own_way(text, calls):
     assert [(call.name, call.arguments) for call in parse_calls(text)] == calls
+
+
+def test_what_no_tokenizer_takes_does_not_leave_a_tool():
+    assert as_text("a\ud800b") == "a?b" and as_text(["\ud83d\ude00"]) == '["\\ud83d\\ude00"]'
 
 
 def test_a_chosen_family_is_the_only_one_that_is_read():
