@@ -10,14 +10,14 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from flows.cli.replay import ONE_RANK, WHERE, build_rank
+from flows.cli.replay import WHERE, build_rank
 from flows.cli.stored import open_run, show
 from slime_core.algorithms.advantages.registry import get_estimator
 from slime_core.config.flags import FlagParser, add_flags, overrides_of
 from slime_core.doors.command_line import parse
 from slime_core.errors import ConfigError
 from slime_core.run.compare import compare
-from slime_core.run.identity import recorded_config
+from slime_core.run.identity import ONE_RANK, recorded_config
 from slime_core.run.replay import ConfigOf, Replay
 from slime_core.store.cache import NodeCache
 from slime_core.store.scores import find_scorer

@@ -13,12 +13,11 @@ from slime_core.config.tree import RunConfig
 from slime_core.doors.command_line import parse
 from slime_core.engines.launcher import free_port
 from slime_core.errors import ConfigError
-from slime_core.run.identity import recorded_config
+from slime_core.run.identity import ONE_RANK, recorded_config
 from slime_core.run.replay import Rank, Replay
 from slime_core.store.ledger import Ledger
 from slime_core.store.scores import find_scorer
 
-ONE_RANK = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
 WHERE = ("workspace", "store_url")
 
 

@@ -37,7 +37,7 @@ from slime_core.rollout.settings import EvalJob
 from slime_core.rollout.setup import client_of, reward_settings, sampling_of
 from slime_core.rollout.whole import WholeRollout, evaluation_path, training_path
 from slime_core.rollout.whole_evaluation import WholeEvaluation
-from slime_core.run.identity import recorded_config
+from slime_core.run.identity import ONE_RANK, recorded_config
 from slime_core.run.replay import Rank, Replay
 from slime_core.store import layout
 from slime_core.store.documents import Document, read_document
@@ -45,7 +45,6 @@ from slime_core.store.ledger import Ledger
 
 log = logging.getLogger(__name__)
 LOOK_S = 0.5
-ONE_RANK = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
 T = TypeVar("T")
 Answer = Callable[[EvalJob], Coroutine[Any, Any, Ref]]
 

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 INDEX = "runs/"
 
+ONE_RANK = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
+"""What trains or evaluates in one process, whatever the layout of the run."""
+
 
 @dataclass(frozen=True)
 class RunChoice:

@@ -10,7 +10,6 @@ import pytest
 from slime_core.store.backend import open_backend
 from slime_core.store.documents import read_document
 from tests.e2e.runs import ROOT
-from tests.e2e.services import Services
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 MODEL, HELDOUT = (
@@ -18,14 +17,6 @@ MODEL, HELDOUT = (
 )
 DATA = ("--eval-prompt-data", "held", f"{HELDOUT}@[0:64]", "--label-key", "label")
 GREEDY = (*DATA, "--rm-type", "exact_match", "--eval-temperature", "0")
-
-
-@pytest.fixture(scope="module")
-def services(tmp_path_factory):
-    made = Services(tmp_path_factory.mktemp("workspace"))
-    made.slime("up", "--prefect-port", "0", "--mlflow-port", "0")
-    yield made
-    made.slime("down")
 
 
 @pytest.fixture(scope="module")

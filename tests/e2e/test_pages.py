@@ -11,20 +11,11 @@ import pytest
 
 from tests.e2e.browser import chromium, program
 from tests.e2e.runs import ROOT
-from tests.e2e.services import Services
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 STAGES = ("sample", "generate", "reward", "pack", "train", "sync", "evaluate")
 REFRESH = os.environ.get("SLIME_REFRESH_IMAGES") == "1"
 SETTLE_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def services(tmp_path_factory):
-    made = Services(tmp_path_factory.mktemp("workspace"))
-    made.slime("up", "--prefect-port", "0", "--mlflow-port", "0")
-    yield made
-    made.slime("down")
 
 
 @pytest.fixture(scope="module")
