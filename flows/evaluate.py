@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prefect import flow
 from prefect.artifacts import acreate_markdown_artifact
@@ -29,11 +29,13 @@ from slime_core.errors import ConfigError
 from slime_core.evaluation.standalone import Result, StandaloneEvaluation
 from slime_core.evaluation.target import Place, Target, find_target
 from slime_core.tracking.outbox import Outbox
+from slime_core.waits import poll
 from tasks._options import flow_options
 from tasks.evaluate_model import EVALUATION, engines, evaluate_dataset, weights
 
 log = logging.getLogger(__name__)
 TRACKER_TIMEOUT_S = 30.0
+ALONE_TIMEOUT_S = 4 * TRACKER_TIMEOUT_S
 EVAL_TAG = "evaluation:"
 Say = Callable[[str], None]
 
@@ -182,10 +184,24 @@ def table_text(target: Target, results: list[Result]) -> str:
 
 @contextmanager
 def _alone(path: Path):
-    """Keeps other evaluations of this run on this machine from sending at the same time."""
+    """Keeps other evaluations of this run on this machine from sending at the same time.
+
+    Raises:
+        DeadlineError: another one did not end its sending.
+    """
+    name = f"another evaluation to tell the trackers ({path})"
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        poll(name, ALONE_TIMEOUT_S, lambda: _locked(file))
         yield
+
+
+def _locked(file: IO[str]) -> bool | None:
+    """True once the lock is ours; another handle of the file may have it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return True
 
 
 async def _name(target: Target) -> None:
