@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from slime_core.config.tree import RunConfig
 from slime_core.run.ending import note_end
 from slime_core.run.identity import RunChoice, choose_run
 from slime_core.run.paths import RunPaths, store_url
+from slime_core.run.pause import Patience, Pause
 from slime_core.store.backend import Backend, join_url, open_backend
 from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker
 from tasks._run import BOUND, Bound, Report, Stages, run_stage
@@ -42,6 +43,10 @@ DATA_TAG, CONFIG_TAG, COMMIT_TAG = (
 FINAL_WEIGHTS = "final"
 TAGS_FILE = "tags.json"
 GIT_TIMEOUT_S = 5.0
+
+
+async def _show_nowhere(why: str | None) -> None:
+    """Where nobody shows a run's state."""
 
 
 class LogReport:
@@ -80,6 +85,7 @@ class Launch:
         stop_asked: see Bound.
         left_over: sentences about metrics that did not reach a tracker.
         trackers: where metrics go besides metrics.jsonl.
+        show_pause: shows why the run waits, and with None that it goes on.
     """
 
     config: RunConfig
@@ -92,6 +98,7 @@ class Launch:
     stop_asked: Callable[[], bool] = lambda: False
     left_over: list[str] = field(default_factory=list)
     trackers: list[MlflowTracker] = field(default_factory=list)
+    show_pause: Callable[[str | None], Awaitable[None]] = _show_nowhere
     _closed: bool = False
 
     @classmethod
@@ -150,7 +157,7 @@ class Launch:
             if self.trackers:
                 self._tag({DATA_TAG: str(context.facts["data_fingerprint"])})
             stages = self.stages or Stages.real()
-            run = Bound(context, stages, self.report, self.stop_asked)
+            run = Bound(context, stages, self.report, self.stop_asked, self._patience())
             token = BOUND.set(run)
             try:
                 yield run
@@ -163,6 +170,19 @@ class Launch:
             raise
         finally:
             await self.close(reason)
+
+    def _patience(self) -> Patience:
+        config = self.config
+        return Patience(
+            self.run_id,
+            join_url(store_url(config.run.workspace, config.store.store_url), self.run_id),
+            RunPaths.create(config.run.workspace, self.run_id).local,
+            config.store.store_pause_s,
+            self._tell_of_pause,
+        )
+
+    async def _tell_of_pause(self, pause: Pause | None) -> None:
+        await self.show_pause(None if pause is None else pause.describe())
 
     def _tag(self, tags: dict[str, str]) -> None:
         """Gives trackers what only the processes know; it is kept for those that are away until

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from slime_core.store import layout
-from tasks._run import Bound, bound, run_stage
+from tasks._run import Bound, bound, patiently, run_stage, stage_name
 
 if TYPE_CHECKING:
     from slime_core.run.recover import Recovery
@@ -50,10 +50,20 @@ async def stages_of(k: int, stage: StageCall) -> dict[str, float]:
     batch = await stage("pack", k, scored)
     ledger = await stage("train", k, batch)
     await stage("sync", k, ledger)
-    metrics = run.context.outbox.iteration(k)
+    outbox = run.context.outbox
+    metrics = await _noted(k, lambda: outbox.iteration(k))
     metrics |= await _evaluate_if_due(run, k, stage)
     run.report.iteration(k, metrics)
     return metrics
+
+
+async def _noted(k: int, project: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Brings what the store holds to the metrics."""
+
+    async def work() -> dict[str, float]:
+        return project()
+
+    return await patiently(stage_name("metrics", k), work)
 
 
 async def _leave() -> None:
@@ -73,6 +83,7 @@ async def _evaluate_if_due(run: Bound, k: int, stage: StageCall) -> dict[str, fl
         return {}
     await stage("evaluate", k, k, k + 1)
     version = f"{run.context.state.lineage}-{k + 1}"
-    metrics = run.context.outbox.evaluations(f"{layout.EVALS}{version}/")
+    outbox = run.context.outbox
+    metrics = await _noted(k, lambda: outbox.evaluations(f"{layout.EVALS}{version}/"))
     run.report.evaluation(metrics)
     return metrics

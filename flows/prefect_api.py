@@ -19,7 +19,7 @@ from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Cancelled, Completed, Crashed, Failed
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
 from flows.server import api_answers
 from slime_core.run.ending import Ending
@@ -33,6 +33,7 @@ DEAD = "the process of this run is gone; a retry of this flow run, or `slime res
 GONE = "the process of this run is gone; the run went on in another flow run"
 STOPPED = "stopped by a person; the same command goes on"
 FINISHED = "its process was killed after the last iteration, when nothing was left to do"
+PAUSED, BACK = "Paused", "the store can be used again"
 LATE = "reported late: Prefect was away when this ended"
 
 
@@ -200,6 +201,16 @@ async def mark_stopped(run: UUID) -> None:
     """Shows a run that a person stopped as cancelled, which Prefect took for a crash."""
     async with _forgiving("marking the run as cancelled") as client:
         await client.set_flow_run_state(run, Cancelled(message=STOPPED), force=True)
+
+
+async def show_pause(run: UUID, why: str | None) -> None:
+    """Shows that a run waits for its store, or (with None) that it goes on. The type stays Running:
+    Prefect would end a paused run by itself, or let it be resumed in another process."""
+    if not await reachable():
+        return
+    state = Running(message=BACK) if why is None else Running(name=PAUSED, message=why)
+    async with _forgiving("showing a pause") as client:
+        await client.set_flow_run_state(run, state, force=True)
 
 
 async def report_late(state: Shown) -> None:

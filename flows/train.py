@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from flows.launch import Launch
 from flows.order import training
 from flows.pages.places import own_prefect_home
 from flows.pages.watched import watch_context, watched
-from flows.prefect_api import API_ERRORS, SHOWN, Shown, announce, crash_unfinished
+from flows.prefect_api import API_ERRORS, SHOWN, Shown, announce, crash_unfinished, show_pause
 from flows.services.ended import tell_the_dead
 from slime_core.config.tree import RunConfig
 from tasks._options import flow_options
@@ -55,6 +56,7 @@ async def launched(launch: Launch) -> None:
     shown = Shown()
     SHOWN.set(shown)
     launch.flow_run_id = await announce(launch.run_id)
+    launch.show_pause = partial(show_pause, launch.flow_run_id)
     launch.report.say(f"Prefect shows it at {url_for('flow-run', launch.flow_run_id)}")
     watch = asyncio.ensure_future(obey_cancel(launch.flow_run_id))
     try:

@@ -27,12 +27,21 @@ class MissingError(StoreError):
     """No object stands under a key."""
 
 
-class UnavailableError(StoreError):
+class AwayError(StoreError):
+    """The store cannot be used now, but may be later without a change of the run. Nothing was
+    half-written."""
+
+
+class UnavailableError(AwayError):
     """The object store did not answer, or asked to come later, until the deadline."""
 
 
-class AccessError(StoreError):
+class AccessError(AwayError):
     """The object store refused the credentials, or there are none."""
+
+
+class FullError(AwayError):
+    """No space is left."""
 
 
 class StaleOwnerError(StoreError):

@@ -7,16 +7,18 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from slime_core.refs import Ref
 from slime_core.waits import within
 
 if TYPE_CHECKING:
     from slime_core.run.context import RunContext
+    from slime_core.run.pause import Patience
     from slime_core.run.recover import Recovery
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Report(Protocol):
@@ -69,12 +71,14 @@ class Bound:
 
     Attributes:
         stop_asked: whether somebody wants the run to stop between two iterations.
+        patience: waits where the store is away; without it the run ends then.
     """
 
     context: RunContext
     stages: Stages
     report: Report
     stop_asked: Callable[[], bool] = lambda: False
+    patience: Patience | None = None
 
 
 BOUND: ContextVar[Bound] = ContextVar("slime_bound")
@@ -98,7 +102,7 @@ def stage_name(name: str, iteration: int) -> str:
 
 
 async def run_stage(name: str, iteration: int, *arguments: Any) -> Any:
-    """Calls a stage within its deadline.
+    """Calls a stage within its deadline, again after a pause where the store was away.
 
     Args:
         name: a field of Stages.
@@ -107,6 +111,7 @@ async def run_stage(name: str, iteration: int, *arguments: Any) -> Any:
 
     Raises:
         DeadlineError: the stage ran past `stage_timeout_s`.
+        AwayError: the store was away for too long.
     """
     run = bound()
     stage = getattr(run.stages, name)
@@ -114,9 +119,15 @@ async def run_stage(name: str, iteration: int, *arguments: Any) -> Any:
     run.report.stage(name, iteration)
     started = time.monotonic()
     title = stage_name(name, iteration)
-    ref = await within(title, limit_s, stage(run.context, *arguments))
+    ref = await patiently(title, lambda: within(title, limit_s, stage(run.context, *arguments)))
     log.info("%s", _line(title, ref, time.monotonic() - started))
     return ref
+
+
+async def patiently(title: str, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of work that may be done again, after pauses where the store was away."""
+    patience = bound().patience
+    return await (work() if patience is None else patience.bear(title, work))
 
 
 def _line(title: str, ref: Ref | None, seconds: float) -> str:

@@ -52,12 +52,16 @@ class Trouble:
         answers: (HTTP status, S3 error code) for the next requests, one each; `("drop", "")`
             forwards a request and closes without an answer, `("hang", "")` never answers.
         methods: only these are disturbed.
+        away: the answer to every request, as long as it is set.
+        expired: a key whose requests are refused as expired.
         deaf: take no notice of If-None-Match, as some servers do.
         seen: methods of all requests.
     """
 
     answers: list[tuple[int | str, str]] = field(default_factory=list)
     methods: tuple[str, ...] = ("PUT", "GET", "HEAD", "DELETE", "POST")
+    away: tuple[int, str] | None = None
+    expired: str | None = None
     deaf: bool = False
     seen: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,6 +69,8 @@ class Trouble:
     def next(self, method: str) -> tuple[int | str, str] | None:
         with self.lock:
             self.seen.append(method)
+            if self.away is not None:
+                return self.away
             return self.answers.pop(0) if self.answers and method in self.methods else None
 
 
@@ -81,6 +87,8 @@ def troubled(target: str) -> Iterator[tuple[str, Trouble]]:
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             what = trouble.next(self.command)
+            if trouble.expired and trouble.expired in (self.headers.get("Authorization") or ""):
+                what = (400, "ExpiredToken")
             if what is not None and what[0] == "hang":
                 ended.wait(60)
                 self.close_connection = True

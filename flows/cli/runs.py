@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from flows.cli.stored import open_root, parser, root_url, show
 from slime_core.config.flags import parse
 from slime_core.run.overview import RunOverview, overview
+from slime_core.run.pause import paused_runs
 
 
 def main(arguments: list[str]) -> int:
     """Prints the runs, the oldest first."""
     options = parse(parser("runs", __doc__, run=False), arguments)
-    runs = overview(open_root(options), root_url(options))
+    paused = {pause.run_id: pause for pause in paused_runs(Path(options.workspace).absolute())}
+    runs = [
+        replace(run, state="paused", note=paused[run.run_id].cause) if run.run_id in paused else run
+        for run in overview(open_root(options), root_url(options))
+    ]
     if options.json:
         show([run.to_dict() for run in runs], as_json=True)
     elif not runs:

@@ -8,7 +8,12 @@ from flows.cli.stored import is_folder, root_url, show
 from flows.services import processes, stack
 from flows.services.runs import live_runs
 from slime_core.config.flags import FlagParser, parse
+from slime_core.errors import AwayError
+from slime_core.run.pause import Pause, paused_runs
+from slime_core.run.process import ProcessIdentity
 from slime_core.store.backend import open_backend
+
+STORE_PATIENCE_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
@@ -24,14 +29,35 @@ def main(arguments: list[str]) -> int:
     show(lines, as_json=options.json)
     url = root_url(options)
     there = "://" in url or is_folder(Path(url))
-    runs = live_runs(open_backend(url, read_only=True), url) if there else []
+    paused = {pause.run_id: pause for pause in paused_runs(workspace)}
+    try:
+        root = open_backend(url, read_only=True, patience_s=STORE_PATIENCE_S) if there else None
+        runs = live_runs(root, url) if root is not None else []
+        away = ""
+    except AwayError as error:
+        runs, away = [], f"\nthe store does not say which runs are alive: {error}"
+    owners = {run.run_id: run.owner for run in runs} | {p.run_id: p.owner for p in paused.values()}
     if not options.json:
-        print("" if runs else "\nno run is alive")
-    show(
-        [{"run": run.run_id, "process": run.owner.pid, "host": run.owner.host} for run in runs],
-        as_json=options.json,
-    )
+        print(away or ("" if owners else "\nno run is alive"))
+    rows = [_run(run_id, owner, paused.get(run_id)) for run_id, owner in owners.items()]
+    show(rows if options.json else [_without(row, "why") for row in rows], as_json=options.json)
+    for pause in () if options.json else paused.values():
+        print(f"\n{pause.run_id} is {pause.describe()}")
     return 0 if all(line["state"] == "running" for line in lines) else 3
+
+
+def _run(run_id: str, owner: ProcessIdentity, pause: Pause | None) -> dict[str, object]:
+    return {
+        "run": run_id,
+        "state": "running" if pause is None else "paused",
+        "process": owner.pid,
+        "host": owner.host,
+        "why": None if pause is None else pause.cause,
+    }
+
+
+def _without(row: dict[str, object], name: str) -> dict[str, object]:
+    return {key: value for key, value in row.items() if key != name}
 
 
 def _line(workspace: Path, name: str) -> dict[str, object]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from slime_core.errors import EngineError, SlimeError, TrainerError
+from slime_core.errors import EngineError, FullError, SlimeError, TrainerError
 from slime_core.run.logs import DETAILS
+from slime_core.store.file_errors import is_full
 from slime_core.waits import within
 
 details = logging.getLogger(DETAILS)
@@ -38,6 +39,8 @@ async def answer(
         if isinstance(cause, SlimeError):
             raise cause from error
         details.error("%s failed:\n%s", name, error)
+        if is_full(cause):
+            raise FullError(f"{name} failed: no space left, free some ({cause})") from error
         raise lost(f"{name} failed: {cause!r}; its traceback is in the run's logs") from error
     except RayActorError as error:
         details.error("%s failed:\n%s", name, error)

@@ -30,6 +30,7 @@ from slime_core.cluster.trainer_settings import model_facts, trainer_settings, t
 from slime_core.config.fields import identity_digest
 from slime_core.config.tree import RunConfig
 from slime_core.engines.client import EngineClient
+from slime_core.errors import AwayError
 from slime_core.rollout.settings import RolloutSettings
 from slime_core.run.context import RunContext
 from slime_core.run.epoch import Lease
@@ -178,7 +179,7 @@ class Session:
         async with AsyncExitStack() as later:  # the last pushed comes first; all are tried
             later.callback(self._stop_logging)
             if self.lease is not None:
-                later.push_async_callback(asyncio.to_thread, self.lease.release)
+                later.push_async_callback(asyncio.to_thread, self._give_lease_back)
             later.callback(self._ray.stop)
             later.push_async_callback(self.engines.close)
             later.callback(self.trainer.close)
@@ -192,6 +193,14 @@ class Session:
                 )
                 left = await asyncio.to_thread(self.outbox.close, STATUS[reason], limit_s)
         return left
+
+    def _give_lease_back(self) -> None:
+        """Where the store is away the next start finds out by itself that this process is gone."""
+        assert self.lease is not None
+        try:
+            self.lease.release()
+        except AwayError as error:
+            log.warning("the lease of epoch %d was not given back: %s", self.lease.epoch, error)
 
     def _start_processes(self) -> None:
         _empty(self.paths.weights)

@@ -39,6 +39,9 @@ class StoreGroup(Group):
     """Flush each object to the disk before it counts as committed (local stores)."""
     lease_ttl_s: Operational[float] = Field(default=20.0, ge=1)
     """Seconds after which a silent owner of a run counts as gone."""
+    store_pause_s: Operational[float] = Field(default=3600.0, ge=0)
+    """Longest pause of a stage, in seconds, while the store is away (throttling, outage, expired
+    credentials, full disk); 0 ends the run at once."""
 
 
 class ClusterGroup(Group):

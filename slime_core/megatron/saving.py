@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from slime_core.errors import TrainerError
+from slime_core.errors import FullError, TrainerError
 from slime_core.megatron.checkpoint_writer import StagedSave
 from slime_core.megatron.together import together
 
@@ -66,12 +66,13 @@ class PendingSave:
 
         Raises:
             TrainerError: a rank could not write its files; they are removed.
+            FullError: there was no space for them; they are removed.
         """
         try:
             together(f"checkpoint {self.target}", lambda: self._await(timeout_s))
             for staged in self._staged:
                 staged.finish()
-        except TrainerError:
+        except (TrainerError, FullError):
             if dist.get_rank() == 0:
                 shutil.rmtree(self._partial, ignore_errors=True)
             raise

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from slime_core.errors import ConfigError, TrainerError
+from slime_core.errors import ConfigError, FullError, TrainerError
 from slime_core.megatron import parallel
+from slime_core.store.file_errors import is_full
 
 T = TypeVar("T")
 
@@ -24,9 +25,10 @@ def together(name: str, work: Callable[[], T]) -> T:
 
     Raises:
         ConfigError: what failed is the user's to mend, wherever it failed.
+        FullError: a disk is full.
         TrainerError: it failed otherwise somewhere; names the rank.
-        Either is raised on every rank, so that none waits in a later collective for one that gave
-        up.
+        Any of them is raised on every rank, so that none waits in a later collective for one that
+        gave up.
     """
     failure: Exception | None = None
     result: Any = None
@@ -34,16 +36,24 @@ def together(name: str, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:
         failure = error
-    told = parallel.gather_objects(
-        None if failure is None else (isinstance(failure, ConfigError), _told(failure))
-    )
+    told = parallel.gather_objects(None if failure is None else (_to_mend(failure), _told(failure)))
     failed = {rank: said for rank, said in enumerate(told) if said is not None}
-    if failed and all(by_user for by_user, _ in failed.values()):
+    if not failed:
+        return result
+    kinds = {kind for kind, _ in failed.values()}
+    if kinds == {ConfigError.__name__}:
         raise ConfigError(next(iter(failed.values()))[1]) from failure
-    if failed:
-        texts = [f"rank {rank}: {text}" for rank, (_, text) in failed.items()]
-        raise TrainerError(f"{name}: {'; '.join(texts)}") from failure
-    return result
+    text = "; ".join(f"rank {rank}: {said}" for rank, (_, said) in failed.items())
+    if kinds == {FullError.__name__}:
+        raise FullError(f"{name}: no space left, free some ({text})") from failure
+    raise TrainerError(f"{name}: {text}") from failure
+
+
+def _to_mend(failure: Exception) -> str:
+    """The error by which all ranks say this, where it is no fault of the trainer."""
+    if is_full(failure):
+        return FullError.__name__
+    return ConfigError.__name__ if isinstance(failure, ConfigError) else ""
 
 
 def first_failure(error: CheckpointException) -> str:

@@ -136,8 +136,8 @@ class SegmentLoop:
             for task in left:
                 task.cancel()
             await asyncio.gather(*state.tasks, return_exceptions=True)
-        if left:
-            await self._work.abort()
+            if left:
+                await self._work.abort()
 
     async def _until_decided(self, state: _State) -> None:
         plan = self._plan

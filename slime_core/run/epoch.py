@@ -165,14 +165,20 @@ class Lease:
 
     def _refresh(self) -> None:
         """Writes a new mark each quarter of the TTL and deletes the one before."""
+        missed = 0
         while not self._stop.wait(self.ttl_s / BEATS_PER_TTL):
             try:
                 self._backend.put_new(layout.alive(self.epoch, self._beats), b"")
                 self._beats += 1
                 if self._beats > 1:
                     self._backend.delete(layout.alive(self.epoch, self._beats - 2))
+                missed = 0
             except StoreError as error:
-                log.warning("the alive mark of epoch %d was not refreshed: %s", self.epoch, error)
+                level = logging.DEBUG if missed else logging.WARNING
+                missed += 1
+                log.log(
+                    level, "the alive mark of epoch %d was not refreshed: %s", self.epoch, error
+                )
 
 
 def owner_of(backend: Backend, epoch: int) -> tuple[ProcessIdentity, float]:

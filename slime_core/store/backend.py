@@ -20,6 +20,7 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from slime_core.errors import ConfigError, LostRaceError, MissingError, StoreError
+from slime_core.store.file_errors import trouble
 
 Data = bytes | bytearray | memoryview
 _NOT_YET = ("gs", "gcs", "az", "abfs", "abfss")
@@ -68,7 +69,9 @@ class Backend(Protocol):
         ...
 
 
-def open_backend(url: str, *, fsync: bool = False, read_only: bool = False) -> Backend:
+def open_backend(
+    url: str, *, fsync: bool = False, read_only: bool = False, patience_s: float | None = None
+) -> Backend:
     """Opens the store at a URL or a plain path.
 
     Args:
@@ -76,6 +79,7 @@ def open_backend(url: str, *, fsync: bool = False, read_only: bool = False) -> B
         fsync: force files and directories to the disk before `put_new` returns, so that what was
             acknowledged also survives a power cut. A killed process loses nothing without it.
         read_only: create nothing, also no folder, so that reading is enough of a right.
+        patience_s: how long a call to a remote store that is away is tried again (default 60).
 
     Raises:
         ConfigError: a scheme that is unknown or not there yet.
@@ -95,7 +99,7 @@ def open_backend(url: str, *, fsync: bool = False, read_only: bool = False) -> B
             raise ConfigError(
                 f"store {url}: s3:// needs the extra: pip install 'slime-flow[s3]'"
             ) from error
-        return S3Backend(url)
+        return S3Backend(url, patience_s=patience_s)
     if parts.scheme in _NOT_YET:
         raise ConfigError(f"store {url}: {parts.scheme}:// is not there yet; use s3:// or a path")
     raise ConfigError(f"store {url}: unknown scheme {parts.scheme}://; use s3:// or a path")
@@ -173,9 +177,9 @@ class FileBackend:
             self._make_directory(self._temporary)
             self._sweep()
         except OSError as error:
-            raise _trouble(error, self.root) from error
+            raise trouble(error, self.root) from error
         if not os.access(self._temporary, os.W_OK | os.X_OK):
-            raise _trouble(PermissionError(errno.EACCES, "no write permission"), self.root)
+            raise trouble(PermissionError(errno.EACCES, "no write permission"), self.root)
 
     def put_new(self, key: str, data: Data) -> None:
         target = self.root / check_key(key)
@@ -185,7 +189,7 @@ class FileBackend:
             self._make_directory(target.parent)
             self._write(temporary, data)
         except OSError as error:
-            raise _trouble(error, target) from error
+            raise trouble(error, target) from error
         try:
             os.link(temporary, target)
             if self._fsync:
@@ -193,7 +197,7 @@ class FileBackend:
         except FileExistsError as error:
             raise LostRaceError(f"{target} exists already") from error
         except OSError as error:
-            raise _trouble(error, target) from error
+            raise trouble(error, target) from error
         finally:
             temporary.unlink()
 
@@ -204,7 +208,7 @@ class FileBackend:
         except FileNotFoundError as error:
             raise MissingError(f"{path} is not there") from error
         except OSError as error:
-            raise _trouble(error, path, "read") from error
+            raise trouble(error, path, "read") from error
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self.root / check_key(key)
@@ -215,7 +219,7 @@ class FileBackend:
         except FileNotFoundError as error:
             raise MissingError(f"{path} is not there") from error
         except OSError as error:
-            raise _trouble(error, path, "read") from error
+            raise trouble(error, path, "read") from error
 
     def list(self, prefix: str = "") -> list[Entry]:
         folder = prefix.rpartition("/")[0]
@@ -224,7 +228,7 @@ class FileBackend:
                 entry for entry in self._walk(self.root / folder) if entry.key.startswith(prefix)
             ]
         except OSError as error:
-            raise _trouble(error, self.root / folder, "read") from error
+            raise trouble(error, self.root / folder, "read") from error
         return sorted(found, key=lambda entry: entry.key)
 
     def delete(self, key: str) -> None:
@@ -233,7 +237,7 @@ class FileBackend:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise _trouble(error, path) from error
+            raise trouble(error, path) from error
 
     def local_path(self, key: str) -> Path | None:
         return self.root / check_key(key)
@@ -308,21 +312,3 @@ def check_key(key: str) -> str:
     if not key or key.startswith("/") or any(p in ("", ".", "..") for p in key.split("/")):
         raise StoreError(f"{key!r} is not a key: use relative names joined by /")
     return key
-
-
-def _trouble(error: OSError, path: Path, doing: str = "written") -> StoreError:
-    """Says in one sentence what the operating system refused and what would help."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreError(
-            f"no space left to write {path}; free some or move the store (--store-url)"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoreError(
-            f"{path} cannot be {doing} by user id {os.geteuid()} ({error.strerror}); "
-            "change its permissions or choose another store (--store-url)"
-        )
-    if error.errno in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
-        return StoreError(f"the file system of {path} has no hard links; choose another store")
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return StoreError(f"{path} is below something that is a file, not a directory")
-    return StoreError(f"{path}: {error.strerror or error}")

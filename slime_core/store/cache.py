@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from slime_core.errors import MissingError, StoreError
 from slime_core.store.backend import Backend, Data
+from slime_core.store.file_errors import trouble
 
 
 class NodeCache:
@@ -57,7 +58,7 @@ class NodeCache:
             temporary.write_bytes(data)
             temporary.replace(path)
         except OSError as error:
-            raise StoreError(f"the node cache {path} cannot be written: {error}") from error
+            raise trouble(error, path) from error
 
 
 def _mapped(path: Path) -> pa.Buffer:
@@ -66,5 +67,7 @@ def _mapped(path: Path) -> pa.Buffer:
             return file.read_buffer()
     except FileNotFoundError as error:
         raise MissingError(f"{path} is not there") from error
-    except (OSError, pa.ArrowInvalid) as error:
+    except OSError as error:
+        raise trouble(error, path, "read") from error
+    except pa.ArrowInvalid as error:
         raise StoreError(f"{path} cannot be mapped: {error}") from error

@@ -21,6 +21,7 @@ from slime_core.store.backend import Backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.digest import checksum
 from slime_core.store.documents import Document, Owner, put_document, read_document
+from slime_core.store.file_errors import trouble
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
@@ -62,12 +63,15 @@ def checkpoint_directory(cache: NodeCache, iteration: int, epoch: int) -> Path:
     """The folder that the trainer makes and fills; what an earlier attempt left is removed.
 
     Raises:
-        StoreError: the store has no folders, and there is no node cache.
+        StoreError: the store has no folders, and there is no node cache; or its disk is full.
     """
     path = _folder(cache, iteration, epoch)
-    if path.exists():
-        shutil.rmtree(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if path.exists():
+            shutil.rmtree(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise trouble(error, path) from error
     return path
 
 
@@ -155,8 +159,12 @@ def verify_checkpoint(cache: NodeCache, checkpoint: Checkpoint) -> None:
     """Checks that the store holds every file as it was saved; keeps nothing of a remote one.
 
     Raises:
-        DigestError: names the first file that is missing or damaged.
+        DigestError: names the first file that is missing or damaged, or that nobody saved.
     """
+    saved = {f"{checkpoint.key}{name}" for name in (_MANIFEST, *(f[0] for f in checkpoint.files))}
+    for entry in cache.backend.list(checkpoint.key):
+        if entry.key not in saved:
+            raise DigestError(f"{entry.key} is no file of its checkpoint's manifest")
     if _holds_folders(cache.backend):
         fetch_checkpoint(cache, checkpoint)
         return
@@ -239,7 +247,7 @@ def _download(backend: Backend, key: str, path: Path, size_bytes: int) -> None:
         path.unlink()
         raise DigestError(f"checkpoint file {backend.url}/{key} is missing") from error
     except OSError as error:
-        raise StoreError(f"the node cache {path} cannot be written: {error}") from error
+        raise trouble(error, path) from error
 
 
 def _check_file(path: Path, size_bytes: int, digest: str, name: str = "") -> None:

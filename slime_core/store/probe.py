@@ -9,6 +9,9 @@ from slime_core.errors import LostRaceError, StoreError
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 
+PROBE_BYTES = 2**20
+"""Enough to find a disk that is as good as full."""
+
 
 def check_create_only(backend: Backend) -> None:
     """Lets two writers race for one new object, then lets a third one come late.
@@ -38,3 +41,19 @@ def check_create_only(backend: Backend) -> None:
             f"{backend.url} let {won.count(True)} writers create one object: this server takes no "
             "notice of If-None-Match, so a run cannot be kept there; use another store"
         )
+
+
+def check_usable(backend: Backend) -> None:
+    """Writes an object, reads it and removes it.
+
+    Raises:
+        AwayError: the store cannot be used yet.
+    """
+    key = f"{layout.EPOCHS}probe-{uuid.uuid4().hex}"
+    content = bytes(PROBE_BYTES)
+    backend.put_new(key, content)
+    try:
+        if backend.get(key) != content:
+            raise StoreError(f"{backend.url}/{key} holds something else than was just written")
+    finally:
+        backend.delete(key)

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.session import get_session
 
-from slime_core.errors import ConfigError, LostRaceError, StoreError, UnavailableError
+from slime_core.errors import AccessError, ConfigError, LostRaceError, StoreError, UnavailableError
 from slime_core.store.backend import Data, Entry, check_key
 from slime_core.store.s3_errors import TROUBLE, translate
 from slime_core.waits import Deadline
@@ -104,11 +104,14 @@ class S3Backend:
 
     clock_resolution_s = 1.0
 
-    def __init__(self, url: str, options: S3Options | None = None) -> None:
+    def __init__(
+        self, url: str, options: S3Options | None = None, patience_s: float | None = None
+    ) -> None:
         """Opens nothing yet: the first call does.
 
         Args:
             url: `s3://bucket/prefix`.
+            patience_s: how long one call may be tried again, and how long an answer may take.
 
         Raises:
             ConfigError: no bucket.
@@ -120,6 +123,10 @@ class S3Backend:
         self._prefix = unquote(parts.path).strip("/")
         self.url = f"s3://{self._bucket}" + (f"/{self._prefix}" if self._prefix else "")
         self._options = options or S3Options.from_fsspec()
+        if patience_s is not None:
+            self._options = replace(
+                self._options, deadline_s=patience_s, read_timeout_s=max(1.0, patience_s)
+            )
         self._client = _client(self._options)
 
     def put_new(self, key: str, data: Data) -> None:
@@ -226,18 +233,25 @@ class S3Backend:
         return answer.get("Metadata", {}).get(WRITER)
 
     def _call(self, operation: str, key: str, **arguments: Any) -> Any:
-        method = getattr(self._client, operation)
-        return self._retried(key, lambda: method(Bucket=self._bucket, **arguments))
+        def attempt() -> Any:
+            return getattr(self._client, operation)(Bucket=self._bucket, **arguments)
+
+        return self._retried(key, attempt)
 
     def _retried(self, key: str, action: Callable[[], T]) -> T:
-        """The action's result; waits longer and longer, by chance, between attempts."""
-        name = f"{self.url}/{key}"
+        """The action's result; waits longer and longer, by chance, between attempts. Where the
+        credentials are refused they are read again, once: they may have been renewed."""
+        name, renewed = f"{self.url}/{key}", False
         deadline = Deadline(name, self._options.deadline_s)
         for attempt in itertools.count():
             try:
                 return action()
             except TROUBLE as error:
                 found = translate(error, name)
+                if isinstance(found, AccessError) and not renewed:
+                    _client.cache_clear()
+                    renewed, self._client = True, _client(self._options)
+                    continue
                 longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 10))
                 pause_s = random.uniform(0, longest)
                 if not isinstance(found, UnavailableError) or pause_s > deadline.remaining_s:

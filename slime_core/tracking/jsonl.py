@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime_core.errors import StoreError
+from slime_core.errors import FullError, StoreError
+from slime_core.store.file_errors import trouble
 from slime_core.tracking.projection import Record
 
 
@@ -46,12 +47,14 @@ class MetricsFile:
         with self._lock:
             if record.key in self._keys:
                 return False
+            end = os.fstat(self._file.fileno()).st_size
             try:
                 written = self._file.write(line)
             except OSError as error:
-                raise StoreError(f"{self.path}: {error.strerror}: free some space") from error
+                raise trouble(error, self.path) from error
             if written != len(line):
-                raise StoreError(f"{self.path}: the disk is full: free some space")
+                self._file.truncate(end)
+                raise FullError(f"no space left to write {self.path}; free some")
             self._keys.add(record.key)
             return True
 

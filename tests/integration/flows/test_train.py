@@ -14,7 +14,8 @@ from prefect.events.worker import EventsWorker
 from prefect.states import Running
 
 from flows.prefect_api import complete_finished, settle_lost
-from slime_core.errors import TrainerError
+from slime_core.errors import FullError, TrainerError
+from slime_core.run.pause import Patience
 from slime_core.waits import poll
 from tests.integration.flows.standin import StandIn
 
@@ -98,6 +99,31 @@ def test_a_failing_stage_fails_the_run_with_its_own_error(server, tmp_path):
     [parent] = flow_runs_of("run-fails")
     assert parent.state.is_failed() and "rank 0 ended" in parent.state.message
     assert run.calls[-1] == ("train", 1)
+
+
+def test_a_run_whose_store_is_away_is_shown_as_paused(server, tmp_path, monkeypatch, caplog):
+    seen = []
+    left = [FullError("no space left to write the part; free some")]
+
+    async def away():
+        if left:
+            raise left.pop()
+
+    def probe(_):
+        [parent] = flow_runs_of("run-pauses")
+        seen.append((parent.state.type.value, parent.state.name, parent.state.message))
+
+    monkeypatch.setattr(Patience, "_probe", probe)
+    run = StandIn(tmp_path, "run-pauses", hooks={("generate", 1): away})
+    assert run.train().finished
+    assert run.calls.count(("generate", 1)) == 2 and run.trained() == [0, 1, 2]
+    [(kind, name, message)] = seen
+    assert (kind, name) == ("RUNNING", "Paused")
+    assert "paused at generate 000001: no space left to write the part; free some" in message
+    assert any("generate 000001 goes on after a pause" in line for line in caplog.messages)
+    [parent] = flow_runs_of("run-pauses")
+    assert parent.state.is_completed()
+    assert [child.state.type.value for child in children_of(parent)] == ["COMPLETED"] * 3
 
 
 def test_a_resumed_run_goes_on_at_its_next_iteration(server, tmp_path):

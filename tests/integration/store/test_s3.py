@@ -22,7 +22,7 @@ from slime_core.store.probe import check_create_only
 from slime_core.store.s3 import S3Backend, S3Options
 from slime_core.store.verify import verify_run
 from tests.integration.store.conftest import options
-from tests.s3 import ENVIRONMENT
+from tests.s3 import ENVIRONMENT, troubled, unique_prefix
 from tests.unit.store.builders import run_iteration
 
 
@@ -172,13 +172,32 @@ def test_lasting_trouble_ends_at_the_deadline_and_leaves_nothing(shaky):
 )
 def test_credentials_are_named_at_once(shaky, status, code, message):
     backend, trouble = shaky
-    trouble.answers = [(status, code)]
+    trouble.answers = [(status, code)] * 2
     with pytest.raises(AccessError, match=message):
         backend.put_new("a", b"1")
-    assert len(trouble.seen) == 1
-    trouble.answers = [(status, code)]
+    assert len(trouble.seen) == 2, "once with the credentials at hand, once with those read anew"
+    trouble.answers = [(status, code)] * 2
     with pytest.raises(AccessError, match=message):
         backend.list()
+
+
+def test_credentials_that_are_renewed_are_taken(s3_url, tmp_path, monkeypatch):
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    keys = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\n"
+    file.write_text(keys.format("OLDKEY"))
+    with troubled(s3_url) as (url, trouble):
+        trouble.expired = "OLDKEY"
+        backend = S3Backend(unique_prefix("t"), S3Options(url, "us-east-1", deadline_s=2))
+        with pytest.raises(AccessError, match="expired"):
+            backend.put_new("a", b"1")
+        file.write_text(keys.format("NEWKEY"))
+        backend.put_new("a", b"1")
+        trouble.seen.clear()
+        assert backend.get("a") == b"1" and trouble.seen == ["GET"]
 
 
 def test_what_a_person_can_get_wrong(s3_url, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from slime_core.cluster.calls import answer
-from slime_core.errors import ConfigError, TrainerError
+from slime_core.errors import ConfigError, FullError, TrainerError
 
 
 async def failing(error: Exception) -> None:
@@ -36,6 +36,12 @@ def test_a_foreign_error_is_one_line_and_its_traceback_goes_to_the_log(
     assert isinstance(error, TrainerError)
     assert str(error).startswith("the trainer to be built failed: KeyError('embed')")
     assert "\n" not in str(error) and "of a traceback" in caplog.text
+
+
+def test_a_full_disk_is_one_to_wait_for() -> None:
+    remote = RayTaskError("save", "a page", OSError(28, "No space left on device", "/x"))
+    assert isinstance(raised(remote), FullError)
+    assert "the trainer to be built failed: no space left, free some" in str(raised(remote))
 
 
 def test_a_dead_process_is_one_line() -> None:

@@ -4,12 +4,17 @@ import json
 import os
 import re
 import tempfile
+import time
+from dataclasses import asdict
 
 import pytest
 
 from flows.cli.main import main
 from slime_core.run.epoch import Lease
+from slime_core.run.pause import Pause
+from slime_core.run.process import own_identity
 from slime_core.store.backend import open_backend
+from tests.s3 import ENVIRONMENT
 from tests.unit.store.runs import stored_run
 
 
@@ -26,6 +31,30 @@ def test_runs_are_listed(workspace, capsys):
     assert re.split(" {2,}", line)[:4] == ["sorting", "new", "2 of ?", "1.000"]
     assert main(["runs", "--json", "--store-url", str(workspace / "store")]) == 0
     assert json.loads(capsys.readouterr().out)["run_id"] == "sorting"
+
+
+def test_a_paused_run_is_shown_with_its_cause(workspace, capsys, monkeypatch):
+    local = workspace / "local" / "sorting"
+    local.mkdir(parents=True)
+    now_s = time.time()
+    pause = Pause("sorting", own_identity(), "pack 000002", "no space left", now_s, now_s + 60)
+    (local / "paused.json").write_text(json.dumps(asdict(pause)))
+    assert main(["runs", "--workspace", str(workspace)]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert re.split(" {2,}", line)[:2] == ["sorting", "paused"] and "no space left" in line
+    assert main(["status", "--workspace", str(workspace)]) == 3
+    shown = capsys.readouterr().out
+    assert re.search(rf"sorting +paused +{os.getpid()} ", shown)
+    assert "sorting is paused at pack 000002: no space left. It goes on by itself" in shown
+    away = ["--store-url", "s3://nowhere/x"]
+    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("flows.cli.status.STORE_PATIENCE_S", 0.5)
+    assert main(["status", "--workspace", str(workspace), "--json", *away]) == 3
+    rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    assert [(row["state"], row["why"]) for row in rows if "run" in row] == [
+        ("paused", "no space left")
+    ]
 
 
 def test_an_empty_and_a_missing_store(tmp_path, capsys):

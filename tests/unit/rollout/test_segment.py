@@ -294,6 +294,7 @@ def test_a_store_that_refuses_a_part_ends_the_segment_and_every_group_in_it(back
     with pytest.raises(StoreError, match="no space left"):
         rollout.run()
     assert rollout.tasks_left == 0, "no group goes on behind a segment that has ended"
+    assert rollout.aborts == 1, "nor does a request: the segment may be begun again at once"
 
 
 def test_one_draw_that_is_already_finished_is_not_begun(backend):

@@ -107,6 +107,16 @@ def test_damaged_files_are_named(cache, elsewhere, how):
             check(elsewhere, checkpoint)
 
 
+def test_a_file_that_was_added_is_named_and_not_taken(cache, elsewhere):
+    checkpoint = save(cache, 1)
+    cache.backend.put_new(f"{checkpoint.key}ranks/1.distcp", b"x")
+    with pytest.raises(DigestError, match=r"ranks/1\.distcp is no file of its checkpoint's"):
+        verify_checkpoint(elsewhere, checkpoint)
+    folder = fetch_checkpoint(elsewhere, checkpoint)
+    if cache.backend.local_path("x") is None:
+        assert not (folder / "ranks" / "1.distcp").exists()
+
+
 def test_a_damaged_manifest_leaves_the_older_checkpoint(cache, caplog):
     older, newer = save(cache, 1), save(cache, 3)
     damage(cache.backend, layout.manifest(3, 0), b"{}")

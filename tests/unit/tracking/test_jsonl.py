@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_core.errors import StoreError
+from slime_core.errors import FullError, StoreError
 from slime_core.tracking.jsonl import MetricsFile
 from slime_core.tracking.projection import Record
 
@@ -61,3 +61,25 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"metrics.jsonl cannot be written"):
         MetricsFile(tmp_path / "file" / "metrics.jsonl")
+
+
+def test_a_full_disk_leaves_whole_lines_and_the_record_can_be_written_later(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(record(0))
+    whole = file._file
+
+    class Short:
+        """Takes ten bytes, as a disk does that becomes full."""
+
+        def write(self, data: bytes) -> int:
+            return whole.write(data[:10])
+
+        def __getattr__(self, name: str):
+            return getattr(whole, name)
+
+    file._file = Short()
+    with pytest.raises(FullError, match=r"no space left to write .*metrics\.jsonl"):
+        file.append(record(1))
+    file._file = whole
+    assert file.append(record(1)) and not file.append(record(1))
+    assert [found.step for found in file.read()] == [0, 1]
