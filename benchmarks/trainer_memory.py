@@ -39,6 +39,7 @@ class Shape:
     tokens: int
     dtype: str = "float32"
     tied: bool = True
+    experts: int = 0
     megatron: dict[str, Any] = field(default_factory=dict)
 
 
@@ -50,6 +51,7 @@ SHAPES = {
     "many layers, many tokens": Shape(256, 768, 16, 8_000, 3072),
     "large vocabulary": Shape(768, 2048, 4, 50_000, 512, tied=False),
     "bf16": Shape(512, 1536, 8, 16_000, 1024, dtype="bfloat16"),
+    "experts": Shape(512, 512, 6, 8_000, 1024, experts=8),
     "recomputed": Shape(256, 768, 16, 8_000, 3072, megatron=RECOMPUTE),
 }
 
@@ -108,8 +110,12 @@ def _write_model(folder: Path, shape: Shape) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    family, experts = "qwen3", {}
+    if shape.experts:
+        family, experts = "qwen3_moe", {"num_experts": shape.experts, "num_experts_per_tok": 2,
+                                        "moe_intermediate_size": shape.ffn}  # fmt: skip
     config = AutoConfig.for_model(
-        "qwen3", hidden_size=shape.hidden, intermediate_size=shape.ffn,
+        family, **experts, hidden_size=shape.hidden, intermediate_size=shape.ffn,
         num_hidden_layers=shape.layers, num_attention_heads=shape.hidden // 64,
         num_key_value_heads=shape.hidden // 128, head_dim=64, vocab_size=shape.vocab,
         max_position_embeddings=4096, tie_word_embeddings=shape.tied,

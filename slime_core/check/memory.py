@@ -19,6 +19,8 @@ from slime_core.weights.tables import ModelShape, bind, padded_vocab_size
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 LAYER_COPIES = 8
 """Values a token that a layer holds, for each unit of its width, heads and feed-forward width."""
+EXPERT_COPIES = 0.5
+"""The same of the hidden size, for each expert of a token."""
 LOGIT_COPIES = 5
 """float32 copies of logits that are alive at the peak of the backward pass."""
 
@@ -62,13 +64,22 @@ def _states(settings: TrainerSettings, shape: ModelShape) -> int:
     chosen = trained_names(
         names, settings.only_train_params_name_list, settings.freeze_params_name_list
     )
-    sizes = {e.megatron: sum(math.prod(size) for size in e.hf_shapes) for e in entries}
-    trained = sum(sizes[name] for name in chosen)
     weight = DTYPE_BYTES[settings.dtype]
     # Adam's moments, and float32 masters in bf16, lie in parts on the data-parallel ranks.
-    shared = (8 + (4 if settings.dtype == "bfloat16" else 0)) / settings.data_parallel_size
-    ranks = settings.tensor_model_parallel_size * settings.pipeline_model_parallel_size
-    return int((sum(sizes.values()) * weight + trained * (4 + shared)) / ranks)
+    shared = 8 + (4 if settings.dtype == "bfloat16" else 0)
+    stages = settings.pipeline_model_parallel_size
+    total = 0.0
+    for experts in (False, True):
+        sizes = {
+            entry.megatron: sum(math.prod(size) for size in entry.hf_shapes)
+            for entry in entries
+            if (entry.expert is not None) == experts
+        }
+        trained = sum(size for name, size in sizes.items() if name in chosen)
+        cut = settings.expert_cut if experts else settings.tensor_model_parallel_size
+        copies = settings.world_size // (stages * cut) if experts else settings.data_parallel_size
+        total += (sum(sizes.values()) * weight + trained * (4 + shared / copies)) / (stages * cut)
+    return int(total)
 
 
 def _activations(settings: TrainerSettings, shape: ModelShape, tokens: int) -> int:
@@ -76,6 +87,10 @@ def _activations(settings: TrainerSettings, shape: ModelShape, tokens: int) -> i
     width = shape.hidden_size / (tensor if settings.sequence_parallel else 1)
     heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim / tensor
     feed_forward = shape.ffn_size / tensor
+    if shape.expert_ffn_size is not None and shape.experts_per_token is not None:
+        # A token's copies for its experts, there and back, and what these make of them.
+        way = EXPERT_COPIES * shape.hidden_size
+        feed_forward = shape.experts_per_token * (shape.expert_ffn_size + way) / tensor
     layer = LAYER_COPIES * (width + heads + feed_forward)
     # The first stage of a pipeline holds as many micro-batches as there are stages.
     layers = shape.num_layers

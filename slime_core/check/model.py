@@ -18,7 +18,8 @@ from slime_core.weights.tables import TABLES, ModelShape, bind, read_shape
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # Size of an axis in a table -> key of config.json that gives it.
-KEYS = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size"}
+KEYS = {"hidden": "hidden_size", "ffn": "intermediate_size", "vocab": "vocab_size",
+        "experts": "num_experts", "expert_ffn": "moe_intermediate_size"}  # fmt: skip
 
 
 def check_models(config: RunConfig, findings: Findings) -> ModelShape | None:

@@ -69,9 +69,11 @@ class Option:
             if texts != [self.type]:
                 raise ConfigError(why_not(self.name) or f"{flag} can only be {self.type}")
             return texts[0]
-        read = _sglang_value if self.place == "sglang" else _reader(self.type)
+        read = _yaml if self.place == "sglang" else _reader(self.type)
         if self.many == "many":
-            return [read(flag, text) for text in texts]
+            values = [read(flag, text) for text in texts]
+            alone = self.place == "megatron" and len(_members(self.type)) > 1
+            return values[0] if alone and len(values) == 1 else values
         if len(texts) > 1:
             raise ConfigError(f"unexpected argument {texts[1]}: {flag} takes one value")
         return read(flag, texts[0])
@@ -137,10 +139,14 @@ def _members(kind: Any) -> set[Any]:
 
 def _reader(kind: Any) -> Any:
     members = _members(kind)
+    # It may be one of the choices, or a word like any other beside a list.
+    word = Literal in members or {str, list} <= members
 
     def read(flag: str, text: str) -> Any:
-        if text.lower() == "none" and Literal not in members:  # it may be one of the choices
+        if text.lower() == "none" and not word:
             return None
+        if list in members and text.startswith("["):
+            return _yaml(flag, text)
         for plain, words in ((int, "a whole number"), (float, "a number")):
             if plain not in members:
                 continue
@@ -168,7 +174,7 @@ def _plain(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _sglang_value(flag: str, text: str) -> Any:
+def _yaml(flag: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -22,11 +22,13 @@ def check_divisible(
         ConfigError: names the size and what it does not divide.
     """
     size = settings.tensor_model_parallel_size
-    for name, value in (
-        ("num_attention_heads", shape.num_heads),
-        ("num_key_value_heads", shape.num_kv_heads),
-        ("intermediate_size", shape.ffn_size),
-    ):
+    widths = {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads}
+    if shape.expert_ffn_size is None:
+        widths["intermediate_size"] = shape.ffn_size
+    else:
+        widths["moe_intermediate_size"] = shape.expert_ffn_size
+        _check_experts(settings, transformer)
+    for name, value in widths.items():
         if value % size:
             raise ConfigError(
                 f"tensor_model_parallel_size {size} does not divide the model's {name} {value}"
@@ -38,4 +40,19 @@ def check_divisible(
             f"the model's {shape.num_layers} layers cannot be dealt evenly to "
             f"pipeline_model_parallel_size {stages} stages; set the megatron options "
             "num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage"
+        )
+
+
+def _check_experts(settings: TrainerSettings, transformer: Mapping[str, Any]) -> None:
+    if settings.tensor_model_parallel_size > 1 and not settings.sequence_parallel:
+        raise ConfigError(
+            f"tensor_model_parallel_size {settings.tensor_model_parallel_size}: a model with "
+            "experts needs sequence_parallel, too, or each token would reach its experts several "
+            "times"
+        )
+    dispatcher = transformer.get("moe_token_dispatcher_type")
+    if dispatcher == "allgather" and settings.pipeline_model_parallel_size > 1:
+        raise ConfigError(
+            "moe_token_dispatcher_type allgather cannot take packs of different lengths through a "
+            f"pipeline of {settings.pipeline_model_parallel_size} stages: use alltoall"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
@@ -37,12 +38,28 @@ class RMSNorm(torch.nn.Module):
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
+class Router(TopKRouter):
+    """Megatron's router. Its own product of input and weight needs Transformer Engine."""
+
+    def gating(self, input: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] -> [..., experts], in the router's dtype."""
+        wanted = {"fp32": torch.float32, "fp64": torch.float64}
+        dtype = wanted.get(self.config.moe_router_dtype or "", input.dtype)
+        return functional.linear(input.to(dtype), self.weight.to(dtype))
+
+
 def decoder_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage and the final norm."""
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
     submodules = _submodules(layer)
     submodules.input_layernorm = RMSNorm
     submodules.pre_mlp_layernorm = RMSNorm
+    if config.num_moe_experts is not None:
+        _submodules(submodules.mlp).router = Router
     attention = _submodules(submodules.self_attention)
     attention.core_attention = PackedAttention
     if config.qk_layernorm:

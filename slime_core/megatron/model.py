@@ -75,10 +75,26 @@ def transformer_config(
         "bias_dropout_fusion": False,
         "apply_rope_fusion": False,
     }
-    if settings.pipeline_model_parallel_size > 1:
-        # Variable lengths travel by the all-to-all dispatcher's protocol, also without experts.
-        fields["moe_token_dispatcher_type"] = "alltoall"
+    # Variable lengths in a pipeline need this dispatcher's protocol, also without experts.
+    fields["moe_token_dispatcher_type"] = "alltoall"
+    if shape.num_experts is not None:
+        fields |= _expert_fields(shape)
     return TransformerConfig(**(fields | options))
+
+
+def _expert_fields(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "num_moe_experts": shape.num_experts,
+        "moe_router_topk": shape.experts_per_token,
+        "moe_ffn_hidden_size": shape.expert_ffn_size,
+        # Softmax over a token's experts alone is that over all, made to add up to 1.
+        "moe_router_pre_softmax": not shape.normalized_routing,
+        "moe_router_score_function": "softmax",
+        # Rewards decide where tokens go, unless moe_aux_loss_coeff asks for a balance, too.
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": False,
+    }
 
 
 class PolicyModel(GPTModel):
@@ -238,12 +254,22 @@ def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry
     layers: Any = model.decoder.layers
     first_layer = layers[0].layer_number - 1 if layers else 0
     last_layer = first_layer + len(layers)
+    experts = parallel.own_experts(shape.num_experts or 0)
     found = {}
     for entry in bind(shape):
         if entry.layer is not None:
-            if first_layer <= entry.layer < last_layer:
-                local = f"decoder.layers.{entry.layer - first_layer}."
-                found[entry.megatron.replace(f"decoder.layers.{entry.layer}.", local)] = entry
+            if not first_layer <= entry.layer < last_layer:
+                continue
+            local = f"decoder.layers.{entry.layer - first_layer}."
+            name = entry.megatron.replace(f"decoder.layers.{entry.layer}.", local)
+            if entry.expert is not None:
+                if entry.expert not in experts:
+                    continue
+                name = name.replace(
+                    f"local_experts.{entry.expert}.",
+                    f"local_experts.{entry.expert - experts.start}.",
+                )
+            found[name] = entry
         elif (entry.place == "first" and model.pre_process) or (
             entry.place == "last" and model.post_process
         ):
@@ -283,8 +309,6 @@ def load_weights(model: PolicyModel, shape: ModelShape, checkpoint: str) -> None
     Raises:
         ConfigError: a tensor is missing, unexpected or of another shape.
     """
-    rank = parallel_state.get_tensor_model_parallel_rank()
-    size = parallel_state.get_tensor_model_parallel_world_size()
     entries = local_entries(model, shape)
     own = model.own_parameters
     parameters = {name: p for name, p in model.named_parameters() if name not in own}
@@ -298,7 +322,8 @@ def load_weights(model: PolicyModel, shape: ModelShape, checkpoint: str) -> None
         for name, parameter in parameters.items():
             entry = entries[name]
             parts = [tensors.read(hf_name) for hf_name in entry.hf_names]
-            parameter.copy_(entry.to_megatron(parts, rank, size))
+            group = parallel.tensor_group(expert=entry.expert is not None)
+            parameter.copy_(entry.to_megatron(parts, group.rank(), group.size()))
             if entry.layout.axis is not None and not hasattr(parameter, "tensor_model_parallel"):
                 # Unmarked parameters count once per tensor-parallel group in the gradient norm.
                 set_tensor_model_parallel_attributes(parameter, True, entry.layout.axis, 1)

@@ -63,9 +63,23 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def tensor_group() -> dist.ProcessGroup:
-    """Ranks that hold parts of the same tensors."""
+def tensor_group(*, expert: bool = False) -> dist.ProcessGroup:
+    """Ranks that hold parts of the same tensors; of experts' tensors if told so."""
+    if expert:
+        return cast(dist.ProcessGroup, parallel_state.get_expert_tensor_parallel_group())
     return cast(dist.ProcessGroup, parallel_state.get_tensor_model_parallel_group())
+
+
+def expert_group() -> dist.ProcessGroup:
+    """Ranks that hold other experts of the same layers."""
+    return cast(dist.ProcessGroup, parallel_state.get_expert_model_parallel_group())
+
+
+def own_experts(experts: int) -> range:
+    """Which of a layer's experts this rank holds."""
+    group = expert_group()
+    count = experts // group.size()
+    return range(group.rank() * count, (group.rank() + 1) * count)
 
 
 def pipeline_group() -> dist.ProcessGroup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from slime_core.megatron.attention import Pack
 from slime_core.megatron.optimizer import TrainState
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.share import Share
-from slime_core.weights.tables import ModelShape, bind
+from slime_core.weights.tables import ModelShape, active_parameters
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,31 @@ class Passes:
         """
         packs = self._packs(batch, rows, self.settings.max_tokens_per_gpu, positions)
         micro_batches = [self._to_device(packed, batch, columns) for packed in packs]
+        scale = self._beside_balance(int(batch.lengths[np.asarray(rows, dtype=np.int64)].sum()))
 
         def finish(micro: MicroBatch, hidden: torch.Tensor) -> Any:
             value, report = loss(micro, hidden)
             count = torch.zeros((), dtype=torch.int32, device=self.device)  # Megatron's, not used
-            return value, count, (micro, report)
+            return value * scale, count, (micro, report)
 
         outputs = self._run(micro_batches, finish, forward_only=False)
         return outputs, len(micro_batches)
+
+    def _beside_balance(self, tokens: int) -> float:
+        """By what the loss is multiplied, so that Megatron's losses of routers can stand beside it.
+
+        Megatron weighs those of a micro-batch by its tokens and divides all gradients by the
+        tokens of the step. Our loss has its own denominators, so it is multiplied by the tokens
+        first; where there is no such loss, nothing is changed.
+
+        Args:
+            tokens: of all rows of the step.
+        """
+        config = self.state.model.config
+        if not (config.moe_aux_loss_coeff or config.moe_z_loss_coeff):
+            return 1.0
+        config.grad_scale_func = lambda loss: loss / tokens
+        return float(tokens)
 
     @torch.no_grad()
     def read(self, batch: TrainBatch, rows: Sequence[int], read: Read) -> torch.Tensor:
@@ -157,8 +173,7 @@ class Passes:
         if settings.data_parallel_size > 1:
             width = self.shape.num_heads * self.shape.head_dim
             # Of the whole model: all pipeline stages must deal the rows alike.
-            sizes = [size for entry in bind(self.shape) for size in entry.hf_shapes]
-            size = sum(math.prod(one) for one in sizes)
+            size = active_parameters(self.shape)
             cost = SequenceCost.of_transformer(size, self.shape.num_layers, width)
         return SchedulePolicy(
             micro_batch_size=settings.micro_batch_size,

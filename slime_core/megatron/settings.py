@@ -117,6 +117,11 @@ class TrainerSettings:
         )
 
     @property
+    def expert_cut(self) -> int:
+        """Ranks among which the experts of a layer are dealt."""
+        return self.tensor_model_parallel_size * self.expert_model_parallel_size
+
+    @property
     def data_parallel_size(self) -> int:
         return self.world_size // self.model_parallel_size
 

@@ -9,6 +9,8 @@ from slime_core.errors import ConfigError
 _TE = "needs Transformer Engine, which is not used yet"
 _OPTIMIZER = "needs Transformer Engine's Adam, which is not used yet; states are float32"
 _HOST = "keeps optimizer state in the memory of the host, which is not there yet"
+_DROPS = "drops tokens or weights them otherwise than the model's own code does"
+_ROUTES = "routes tokens otherwise than the model's own code does"
 # Option -> (the value that changes nothing, why there is no other).
 _ONLY: dict[str, tuple[Any, str]] = {
     "use_precision_aware_optimizer": (False, _OPTIMIZER),
@@ -23,8 +25,28 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "cpu_offloading": (False, _TE),
     "cpu_offloading_num_layers": (0, _TE),
     "fine_grained_activation_offloading": (False, _TE),
+    "moe_enable_deepep": (False, "needs DeepEP, which is not used yet"),
+    "moe_latent_size": (None, _TE),
+    "moe_shared_expert_gate": (False, "belongs to shared experts, which are not there yet"),
+    "overlap_moe_expert_parallel_comm": (False, _TE),
+    "moe_expert_capacity_factor": (None, _DROPS),
+    "moe_pad_expert_input_to_capacity": (False, _DROPS),
+    "moe_token_dropping": (False, _DROPS),
+    "moe_apply_probs_on_input": (False, _DROPS),
+    "moe_router_topk_scaling_factor": (None, _DROPS),
+    "moe_router_num_groups": (None, _ROUTES),
+    "moe_router_group_topk": (None, _ROUTES),
+    "moe_router_topk_limited_devices": (None, _ROUTES),
+    "moe_router_force_load_balancing": (False, _ROUTES),
+    "moe_input_jitter_eps": (None, _ROUTES),
+    "moe_enable_routing_replay": (False, "replays routes, which is not there yet"),
 }
-_RECOMPUTED = ("core_attn", "mlp")
+# Option -> values that work.
+_AMONG = {
+    "recompute_modules": ("core_attn", "mlp", "moe"),
+    "moe_token_dispatcher_type": ("alltoall", "allgather"),
+    "moe_router_load_balancing_type": ("none", "aux_loss"),
+}
 
 
 def refuse_unsupported(given: str, name: str, value: Any) -> None:
@@ -39,10 +61,23 @@ def refuse_unsupported(given: str, name: str, value: Any) -> None:
     """
     if name in _ONLY and value != _ONLY[name][0]:
         raise ConfigError(f"megatron option {given!r} {_ONLY[name][1]}: leave it out")
-    if name == "recompute_modules" and isinstance(value, (list, tuple)):
-        odd = [one for one in value if one not in _RECOMPUTED]
-        if odd:
+    if name == "moe_layer_freq" and any(
+        one != 1 for one in (value if isinstance(value, list) else [value])
+    ):
+        raise ConfigError(
+            f"megatron option {given!r} is {value!r}, but in the models that can be trained all "
+            "layers have experts: leave it out"
+        )
+    if name in _AMONG:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        odd = [one for one in values if one not in _AMONG[name]]
+        if odd and name == "recompute_modules":
             raise ConfigError(
                 f"megatron option {given!r}: {odd[0]!r} cannot be recomputed in this model; "
-                f"choose from {', '.join(_RECOMPUTED)}, or recompute_granularity full"
+                f"choose from {', '.join(_AMONG[name])}, or recompute_granularity full"
+            )
+        if odd or (name != "recompute_modules" and values is value):
+            raise ConfigError(
+                f"megatron option {given!r} is {value!r}; the trainer has "
+                f"{' and '.join(_AMONG[name])}"
             )

@@ -13,6 +13,7 @@ import torch
 
 from slime_core.engines.embedded.errors import RefusedWeightsError
 from slime_core.engines.embedded.model import ServedModel, load_module
+from slime_core.engines.embedded.steady import FUSED_EXPERTS
 from slime_core.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def load_from_disk(model: ServedModel, path: str) -> int:
         RefusedWeightsError: no safetensors there, damaged files, missing or foreign names, or
             other shapes; the served weights are unchanged.
     """
-    own = model.module.state_dict()
+    own = places(model.module)
     files = _safetensors_files(Path(path))
     with ExitStack() as stack:
         sources = _open(files, stack)
@@ -59,7 +60,7 @@ def load_from_tensors(model: ServedModel, named: Iterable[tuple[str, torch.Tenso
     Raises:
         RefusedWeightsError: a name or shape that the model does not have; nothing is changed.
     """
-    own = model.module.state_dict()
+    own = places(model.module)
     pairs = list(named)
     for name, tensor in pairs:
         if name not in own:
@@ -70,6 +71,26 @@ def load_from_tensors(model: ServedModel, named: Iterable[tuple[str, torch.Tenso
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)  # the sender reuses its memory after the answer
     return len(pairs)
+
+
+def places(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Where the tensor of each name belongs. transformers keeps the experts of a layer in one
+    tensor; under the names that files and trainers use, each is a part of it."""
+    fused = {name for name, part in module.named_modules() if type(part).__name__ == FUSED_EXPERTS}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in module.state_dict().items():
+        owner, _, kind = name.rpartition(".")
+        if owner not in fused:
+            found[name] = tensor
+        elif kind == "gate_up_proj":
+            for expert, both in enumerate(tensor):
+                gate, up = both.chunk(2, 0)
+                found[f"{owner}.{expert}.gate_proj.weight"] = gate
+                found[f"{owner}.{expert}.up_proj.weight"] = up
+        else:
+            for expert, down in enumerate(tensor):
+                found[f"{owner}.{expert}.down_proj.weight"] = down
+    return found
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
@@ -125,7 +146,7 @@ def _load_converted(model: ServedModel, path: str) -> int:
         fresh = load_module(path, model.config, str(model.dtype).removeprefix("torch."))
     except EngineError as error:
         raise RefusedWeightsError(str(error)) from error
-    return load_from_tensors(model, fresh.state_dict().items())
+    return load_from_tensors(model, places(fresh).items())
 
 
 def _check_shape(name: str, shape: list[int], own: torch.Tensor) -> None:

@@ -5,9 +5,11 @@ A table is used in both directions (loading and export), so the two can never di
 
 from __future__ import annotations
 
+import math
+
 from slime_core.errors import ConfigError
 from slime_core.near import nearest
-from slime_core.weights.tables import llama, qwen2, qwen3
+from slime_core.weights.tables import llama, qwen2, qwen3, qwen3_moe
 from slime_core.weights.tables.entry import BoundEntry, Entry
 from slime_core.weights.tables.shape import ModelShape, padded_vocab_size, read_shape
 
@@ -15,6 +17,7 @@ TABLES: dict[str, tuple[Entry, ...]] = {
     "llama": llama.TABLE,
     "qwen2": qwen2.TABLE,
     "qwen3": qwen3.TABLE,
+    "qwen3_moe": qwen3_moe.TABLE,
 }
 
 __all__ = [
@@ -22,6 +25,7 @@ __all__ = [
     "BoundEntry",
     "Entry",
     "ModelShape",
+    "active_parameters",
     "bind",
     "padded_vocab_size",
     "read_shape",
@@ -45,17 +49,30 @@ def table_for(model_type: str) -> tuple[Entry, ...]:
 
 
 def bind(shape: ModelShape) -> tuple[BoundEntry, ...]:
-    """Every parameter of a model, in canonical order: embedding, layers, final norm, head.
+    """Every parameter of a model, in canonical order: embedding, layers, final norm, head. In a
+    layer experts come last, one after another.
 
     A tied model has no head of its own.
     """
     table = table_for(shape.model_type)
     bound = [entry.bind(shape) for entry in table if entry.place == "first"]
     for layer in range(shape.num_layers):
-        bound += [entry.bind(shape, layer) for entry in table if entry.place == "layer"]
+        rows = [entry for entry in table if entry.place == "layer"]
+        bound += [entry.bind(shape, layer) for entry in rows if not entry.of_expert]
+        for expert in range(shape.num_experts or 0):
+            bound += [entry.bind(shape, layer, expert) for entry in rows if entry.of_expert]
     bound += [
         entry.bind(shape)
         for entry in table
         if entry.place == "last" and not (shape.tied and entry.untied_only)
     ]
     return tuple(bound)
+
+
+def active_parameters(shape: ModelShape) -> int:
+    """Parameters that a token meets on its way: of experts, as many as it goes to."""
+    sizes = {True: 0, False: 0}
+    for entry in bind(shape):
+        sizes[entry.expert is not None] += sum(math.prod(size) for size in entry.hf_shapes)
+    of_experts = sizes[True] * (shape.experts_per_token or 0) // (shape.num_experts or 1)
+    return sizes[False] + of_experts

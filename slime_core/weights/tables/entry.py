@@ -18,7 +18,8 @@ Place = Literal["first", "layer", "last"]
 
 @dataclass(frozen=True)
 class Part:
-    """One Hugging Face tensor: its name ("{layer}" stands for the index) and its named axes."""
+    """One Hugging Face tensor: its name ("{layer}" and "{expert}" stand for indices) and its named
+    axes."""
 
     name: str
     axes: tuple[str, ...]
@@ -29,11 +30,13 @@ class Entry:
     """A row of a table.
 
     Attributes:
-        megatron: name inside GPTModel; "{layer}" is the global layer index.
+        megatron: name inside GPTModel; "{layer}" is the global layer index, "{expert}" the
+            global expert index.
         parts: the Hugging Face tensors that make it up.
         layout: how parts become one tensor, and how that is cut for tensor parallelism.
         place: "first" (embedding stage), "layer", or "last" (final stage of a pipeline).
         untied_only: absent when the head is tied to the embedding.
+        of_expert: each expert of a layer has one.
     """
 
     megatron: str
@@ -41,17 +44,24 @@ class Entry:
     layout: Layout
     place: Place = "layer"
     untied_only: bool = False
+    of_expert: bool = False
 
-    def bind(self, shape: ModelShape, layer: int | None = None) -> BoundEntry:
-        """Fills in the layer index and the sizes of one model."""
-        at = "" if layer is None else str(layer)
+    def bind(
+        self, shape: ModelShape, layer: int | None = None, expert: int | None = None
+    ) -> BoundEntry:
+        """Fills in the indices of layer and expert, and the sizes of one model."""
+
+        def name(text: str) -> str:
+            return text.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+
         return BoundEntry(
-            megatron=self.megatron.replace("{layer}", at),
-            hf_names=tuple(part.name.replace("{layer}", at) for part in self.parts),
+            megatron=name(self.megatron),
+            hf_names=tuple(name(part.name) for part in self.parts),
             hf_shapes=tuple(tuple(shape.size_of(a) for a in part.axes) for part in self.parts),
             layout=self.layout,
             place=self.place,
             layer=layer,
+            expert=expert,
             shape=shape,
         )
 
@@ -66,6 +76,7 @@ class BoundEntry:
     layout: Layout
     place: Place
     layer: int | None
+    expert: int | None
     shape: ModelShape
 
     def to_megatron(

@@ -9,10 +9,12 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 
+EXPERT_FAMILIES = frozenset({"qwen3_moe"})
+
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a Hugging Face config.json says about a dense decoder.
+    """What a Hugging Face config.json says about a decoder.
 
     Attributes:
         model_type: Hugging Face family name, for example "qwen3".
@@ -26,6 +28,9 @@ class ModelShape:
         rope_type: "default" or a scaling that transformers knows, for example "llama3".
         rope_factor: of the scaling; 1 without one.
         dtype: dtype the checkpoint declares, without "torch.".
+        num_experts, experts_per_token, expert_ffn_size: feed-forward networks a layer has, how many
+            of them a token goes to, and the width of one. None in a dense model.
+        normalized_routing: the weights of a token's experts add up to 1.
     """
 
     model_type: str
@@ -44,12 +49,18 @@ class ModelShape:
     rope_type: str = "default"
     rope_factor: float = 1.0
     dtype: str = "float32"
+    num_experts: int | None = None
+    experts_per_token: int | None = None
+    expert_ffn_size: int | None = None
+    normalized_routing: bool = True
 
     def size_of(self, axis: str) -> int:
-        """The length of a named axis: hidden, ffn, vocab, head_dim, q or kv."""
+        """The length of an axis: hidden, ffn, experts, expert_ffn, vocab, head_dim, q, kv."""
         return {
             "hidden": self.hidden_size,
             "ffn": self.ffn_size,
+            "experts": self.num_experts or 0,
+            "expert_ffn": self.expert_ffn_size or 0,
             "vocab": self.vocab_size,
             "head_dim": self.head_dim,
             "q": self.num_heads * self.head_dim,
@@ -119,7 +130,20 @@ def _shape_of(config: dict[str, Any]) -> ModelShape:
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix(
             "torch."
         ),
+        **_experts_of(config),
     )
+
+
+def _experts_of(config: dict[str, Any]) -> dict[str, Any]:
+    if config["model_type"] not in EXPERT_FAMILIES:
+        return {}
+    return {
+        # transformers 5 writes the second name, published folders have the first.
+        "num_experts": config.get("num_experts") or config["num_local_experts"],
+        "experts_per_token": config["num_experts_per_tok"],
+        "expert_ffn_size": config["moe_intermediate_size"],
+        "normalized_routing": bool(config.get("norm_topk_prob", False)),
+    }
 
 
 def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
@@ -134,6 +158,16 @@ def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
         "quantization_config": bool(config.get("quantization_config")),
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) not in (1, 1.0, None),
     }
+    if config["model_type"] in EXPERT_FAMILIES:
+        refusals |= {
+            "layers without experts (mlp_only_layers, decoder_sparse_step)": bool(
+                config.get("mlp_only_layers")
+            )
+            or config.get("decoder_sparse_step", 1) != 1,
+            # Its weight would always be 1, so its router would learn nothing.
+            "one expert a token with norm_topk_prob": config["num_experts_per_tok"] == 1
+            and bool(config.get("norm_topk_prob", False)),
+        }
     for name, wanted in refusals.items():
         if wanted:
             raise ConfigError(f"{path} asks for {name}, which the trainer does not support")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ def save_random_model(folder: Path, family: str, tied: bool, **changes: object) 
         "tie_word_embeddings": tied,
         "initializer_range": 0.2,
     }
+    if family == "qwen3_moe":
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        sizes |= experts | {"norm_topk_prob": True}
     config = AutoConfig.for_model(family, **(sizes | changes))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
@@ -39,7 +43,10 @@ def save_random_model(folder: Path, family: str, tied: bool, **changes: object) 
 
 
 def load_model(folder: str) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # Products of all experts at once know no float64.
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, experts_implementation="eager"
+    ).eval()
 
 
 def sequences(vocab: int, lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
@@ -107,15 +114,18 @@ def reference_step(
     per_token: bool,
     entropy_coef: float,
     clip_grad: float,
+    balance: float = 0.0,
 ) -> Reference:
     """One on-policy step on the Hugging Face model, one sequence at a time, in float64.
 
-    On policy the ratio is 1, so the policy gradient is that of -A log p.
+    On policy the ratio is 1, so the policy gradient is that of -A log p. `balance` weighs what
+    experts lose by getting unequal shares of all tokens; it is not part of the reported loss.
     """
     model = load_model(folder).double()
     rollouts, tokens = len(set(batch.rollout_ids.tolist())), int(batch.loss_mask.sum())
     trained = trained_rollouts(batch)
     losses, entropies = [], []
+    routed = _router_logits(model)
     for row in range(batch.num_rows):
         ids = torch.from_numpy(batch.row_tokens(row).astype(np.int64))
         where = batch.row_response(row)
@@ -131,7 +141,8 @@ def reference_step(
         entropies.append(entropy[keep].sum() * weight)
     mean_entropy = torch.stack(entropies).sum()
     loss = torch.stack(losses).sum() - entropy_coef * mean_entropy
-    loss.backward()
+    unequal = [_unequal_shares(torch.cat(rows), model.config) for rows in routed.values()]  # type: ignore[arg-type]
+    (loss + balance * sum(unequal)).backward()
     parameters = dict(model.named_parameters())
     norm = torch.nn.utils.clip_grad_norm_(parameters.values(), clip_grad)
     torch.optim.AdamW(parameters.values(), lr=lr, betas=(0.9, 0.999), weight_decay=0.0).step()
@@ -142,6 +153,24 @@ def reference_step(
         grad_norm=norm.item(),
         weights={name: value.detach().float() for name, value in parameters.items()},
     )
+
+
+def _router_logits(model: torch.nn.Module) -> dict[str, list[torch.Tensor]]:
+    """Fills itself with the logits of each router as the model runs."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate"):
+            rows = found.setdefault(name, [])
+            module.register_forward_hook(lambda _, __, out, rows=rows: rows.append(out[0]))
+    return found
+
+
+def _unequal_shares(logits: torch.Tensor, config: Any) -> torch.Tensor:
+    """Experts x the sum over them of (share of choices) x (mean probability); 1 at equal shares."""
+    probabilities = logits.softmax(-1)
+    chosen = probabilities.topk(config.num_experts_per_tok, -1).indices
+    shares = torch.bincount(chosen.flatten(), minlength=logits.size(-1)) / chosen.numel()
+    return logits.size(-1) * (shares * probabilities.mean(0)).sum()
 
 
 def token_log_probs(model: torch.nn.Module, batch: TrainBatch, row: int) -> torch.Tensor:

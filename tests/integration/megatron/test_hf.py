@@ -40,15 +40,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory, shipped_model: str) -> dic
     made["llama3-rope"] = models.save_random_model(
         base / "llama3", "llama", False, rope_parameters=rope
     )
+    for name, normalized in (("experts", True), ("experts-not-normalized", False)):
+        made[name] = models.save_random_model(
+            base / name, "qwen3_moe", False, norm_topk_prob=normalized
+        )
     return made | {"shipped": shipped_model}
 
 
 ROUNDING = 2e-5
 """Processors sum in different orders: one H200 host's CPU is 1.1e-5 off."""
+EXPERTS = ["experts", "experts-not-normalized"]
 NAMES = [f"{family}-{'tied' if tied else 'untied'}" for family, tied in FAMILIES]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "llama3-rope", "shipped"])
+@pytest.mark.parametrize("name", [*NAMES, "llama3-rope", *EXPERTS, "shipped"])
 def test_logits_and_log_probs_equal_hugging_face(
     name: str, folders: dict[str, str], in_trainer: Callable[..., Any]
 ) -> None:
@@ -69,7 +74,9 @@ def test_logits_and_log_probs_equal_hugging_face(
     assert (got - chosen).abs().max() < ROUNDING
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-untied", "llama-untied", "shipped"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-tied", "qwen2-untied", "llama-untied", "experts", "shipped"]
+)
 def test_export_gives_the_same_bytes_and_loads(
     name: str, folders: dict[str, str], tmp_path: Path, in_trainer: Callable[..., Any]
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from slime_core.check.memory import trainer_memory
 from slime_core.megatron.settings import TrainerSettings
-from slime_core.weights.tables import read_shape
+from slime_core.weights.tables import active_parameters, read_shape
 from tests.unit.check.test_refusals import QUICKSTART
 
 SHAPE = read_shape(QUICKSTART.parent / "quickstart" / "model")
@@ -27,6 +27,22 @@ def test_states_are_counted_by_the_parameter():
     assert planned(world_size=2, tensor_model_parallel_size=2).states_bytes == 8 * parameters
     frozen = planned(freeze_params_name_list=["decoder"]).states_bytes
     assert 4 * parameters < frozen < alone
+
+
+def test_of_experts_all_are_held_and_few_are_met():
+    shape = replace(
+        SHAPE, model_type="qwen3_moe", num_experts=8, experts_per_token=2,
+        expert_ffn_size=SHAPE.ffn_size,
+    )  # fmt: skip
+    dense, sparse = planned(), trainer_memory(ONE, shape, 1000)
+    one = 3 * SHAPE.hidden_size * SHAPE.ffn_size
+    more = SHAPE.num_layers * (7 * one + 8 * SHAPE.hidden_size)
+    assert sparse.states_bytes == dense.states_bytes + 16 * more
+    more_experts = trainer_memory(ONE, replace(shape, num_experts=16), 1000)
+    assert more_experts.activations_bytes == sparse.activations_bytes > dense.activations_bytes
+    assert active_parameters(shape) == active_parameters(SHAPE) + SHAPE.num_layers * (
+        one + 8 * SHAPE.hidden_size
+    )
 
 
 @pytest.mark.parametrize("tokens", [1000, 4000])

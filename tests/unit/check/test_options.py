@@ -5,7 +5,7 @@ import pytest
 from slime_core.check.findings import Findings
 from slime_core.check.options import check_megatron
 from slime_core.weights.tables import read_shape
-from tests.unit.check.model_folders import QUICKSTART
+from tests.unit.check.model_folders import QUICKSTART, copy_of_the_model
 from tests.unit.config.trees import small
 
 
@@ -59,6 +59,45 @@ def test_a_recomputation_is_whole_or_refused():
     assert "is selective, but only full takes recompute_method and recompute_num_layers" in more
     (alone,) = problems(1, recompute_num_layers=1)
     assert "recompute_granularity is None, but only full takes recompute_num_layers: set" in alone
+
+
+def problems_of_experts(folder, ranks: int, **megatron) -> list[str]:
+    """Of a model with four experts."""
+    path = copy_of_the_model(
+        folder / "m", model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, norm_topk_prob=True,
+    )  # fmt: skip
+    findings = Findings()
+    config = small(
+        hf_checkpoint=str(path), device="cpu", actor_num_gpus_per_node=ranks, megatron=megatron
+    )
+    check_megatron(config, "cpu", read_shape(path), findings)
+    return findings.problems
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "words"),
+    [
+        (2, {"tensor_model_parallel_size": 2}, "needs sequence_parallel, too"),
+        (
+            2,
+            {"pipeline_model_parallel_size": 2, "moe_token_dispatcher_type": "allgather"},
+            "pipeline of 2 stages: use alltoall",
+        ),
+        (
+            3,
+            {"tensor_model_parallel_size": 3, "sequence_parallel": True},
+            "does not divide the model's",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_had_are_told_before_a_start(ranks, options, words, tmp_path):
+    (found,) = problems_of_experts(tmp_path, ranks, **options)
+    assert words in found
+
+
+def test_experts_alone_are_fine(tmp_path):
+    assert problems_of_experts(tmp_path, 1, moe_token_dispatcher_type="allgather") == []
 
 
 def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():

@@ -104,6 +104,19 @@ def test_choices_are_taken_by_name_and_told():
         check_names({"exp_avg_dtype": "fp32"})
 
 
+def test_an_option_of_one_value_or_several_takes_both():
+    words = ["--moe-layer-freq", "[1, 1]", "--moe-aux-loss-coeff", "0",
+             "--moe-router-load-balancing-type", "none", "--recompute-modules", "mlp"]  # fmt: skip
+    parser = FlagParser(prog="slime train")
+    add_flags(parser)
+    assert overrides_of(parse(parser, words))["megatron"] == {
+        "moe_layer_freq": [1, 1],
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_load_balancing_type": "none",
+        "recompute_modules": ["mlp"],
+    }
+
+
 def test_what_happens_anyway_may_be_said():
     line = "--train-backend megatron --update-weight-mode full --update-weights-interval 1"
     assert overrides(*line.split(), "--use-fault-tolerance", "--log-passrate", "--seed", "3") == {

@@ -54,6 +54,10 @@ def test_they_are_the_parameters_of_the_weight_table(name, tmp_path):
               "vocab_size": found["vocab_size"], "max_position_embeddings": 4096,
               "rms_norm_eps": found["norm_epsilon"],
               "tie_word_embeddings": not found["untie_embeddings_and_output_weights"]}  # fmt: skip
+    if "num_experts" in found:
+        config |= {"num_experts": found["num_experts"],
+                   "num_experts_per_tok": found["moe_router_topk"],
+                   "moe_intermediate_size": found["moe_ffn_hidden_size"]}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     entries = bind(read_shape(tmp_path))
     count = sum(math.prod(size) for entry in entries for size in entry.hf_shapes)

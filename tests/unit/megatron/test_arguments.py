@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from slime_core.errors import ConfigError
-from slime_core.megatron.arguments import _FIXED, _NEGATIONS, check_names, known_names, resolve
+from slime_core.megatron.arguments import check_names, known_names, resolve
 from slime_core.megatron.declared import declared_fields
+from slime_core.megatron.option_tables import FIXED, NEGATIONS
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.tables import ModelShape
 
@@ -106,7 +107,13 @@ def test_each_option_reaches_its_class() -> None:
         ({"seed": 3}, r"set by run\.seed"),
         ({"finalize_model_grads_func": None}, "set by the trainer itself"),
         ({"hidden_dropout": 0.1}, "supports 0.0 only"),
-        ({"num_experts": 8}, "supports None only"),
+        ({"moe_token_dispatcher_type": "flex"}, "has alltoall and allgather"),
+        ({"moe_router_load_balancing_type": "sinkhorn"}, "has none and aux_loss"),
+        ({"moe_router_load_balancing_type": ["none"]}, "has none and aux_loss"),
+        ({"moe_expert_capacity_factor": 1.0}, "drops tokens"),
+        ({"moe_router_num_groups": 2}, "routes tokens otherwise"),
+        ({"moe_layer_freq": [0, 1]}, "all layers have experts"),
+        ({"moe_router_score_function": "sigmoid"}, "supports 'softmax' only"),
         ({"normalization": "LayerNorm"}, "supports 'RMSNorm' only"),
         ({"rotary_percent": 0.5}, "supports 1.0 only"),
         ({"swiglu": False}, "supports True only"),
@@ -138,11 +145,11 @@ def test_a_wrong_option_says_what_to_do(options: dict[str, Any], words: str) -> 
         check_names(options)
 
 
-@pytest.mark.parametrize("name", sorted(_FIXED))
+@pytest.mark.parametrize("name", sorted(FIXED))
 def test_an_option_with_one_value_takes_no_other(name: str) -> None:
-    check_names({name: _FIXED[name]})
-    assert resolved(**{name: _FIXED[name]}).settings == TrainerSettings(
-        "x", megatron={name: _FIXED[name]}
+    check_names({name: FIXED[name]})
+    assert resolved(**{name: FIXED[name]}).settings == TrainerSettings(
+        "x", megatron={name: FIXED[name]}
     )
     with pytest.raises(ConfigError, match=f"'{name}' is 'other', the trainer supports"):
         check_names({name: "other"})
@@ -169,12 +176,44 @@ def test_options_must_agree_with_the_model(options: dict[str, Any]) -> None:
         resolved(**options)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in _NEGATIONS if name.startswith("no_")))
+def test_a_launch_script_of_a_model_with_experts_is_accepted() -> None:
+    shape = replace(
+        SHAPE, model_type="qwen3_moe", num_experts=8, experts_per_token=2, expert_ffn_size=768
+    )
+    script = {
+        "num_experts": 8,
+        "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 768,
+        "moe_router_score_function": "softmax",
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_layer_freq": [1] * 28,
+        "moe_grouped_gemm": True,
+        "moe_token_drop_policy": "probs",
+        "moe_router_dtype": "fp32",
+        "moe_permute_fusion": True,
+        "moe_aux_loss_coeff": 0.0,
+    }
+    found = resolve(TrainerSettings("x", megatron=script), shape, declared_fields())
+    kept = ("moe_token_dispatcher_type", "moe_layer_freq", "moe_router_dtype", "moe_aux_loss_coeff")
+    assert found.transformer == {name: script[name] for name in kept}
+    assert set(found.without_effect) == {
+        "moe_grouped_gemm", "moe_token_drop_policy", "moe_permute_fusion"
+    }  # fmt: skip
+    for name, value in (("num_experts", 4), ("moe_router_topk", 1), ("moe_ffn_hidden_size", 3072),
+                        ("moe_router_pre_softmax", True)):  # fmt: skip
+        wrong = TrainerSettings("x", megatron={name: value})
+        with pytest.raises(ConfigError, match=rf"'{name}' is .* config\.json makes it"):
+            resolve(wrong, shape, declared_fields())
+    with pytest.raises(ConfigError, match=r"'num_experts' is 8, .* makes it None"):
+        resolved(num_experts=8)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in NEGATIONS if name.startswith("no_")))
 def test_what_is_off_may_be_said_to_be_off(name: str) -> None:
     found = resolved(**{name: True})
     assert (found.transformer, found.optimizer, found.ddp) == ({}, {}, {})
-    with pytest.raises(ConfigError, match=f"'{_NEGATIONS[name][0]}' is True, the trainer supports"):
-        check_names({_NEGATIONS[name][0]: True})
+    with pytest.raises(ConfigError, match=f"'{NEGATIONS[name][0]}' is True, the trainer supports"):
+        check_names({NEGATIONS[name][0]: True})
 
 
 def test_the_backend_follows_from_the_device() -> None:

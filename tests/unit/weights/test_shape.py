@@ -27,6 +27,12 @@ BASE: dict[str, Any] = {
 }
 
 
+EXPERTS: dict[str, Any] = {
+    **{"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2},
+    **{"moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": []},
+}
+
+
 def write(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(BASE | changes))
     return folder
@@ -39,6 +45,14 @@ def test_sizes_and_defaults(tmp_path: Path) -> None:
     assert shape.tied
     assert shape.dtype == "bfloat16"
     assert [shape.size_of(axis) for axis in ("q", "kv", "ffn", "vocab")] == [64, 32, 96, 70]
+
+
+def test_experts_in_both_spellings(tmp_path: Path) -> None:
+    shape = read_shape(write(tmp_path, **EXPERTS))
+    assert (shape.num_experts, shape.experts_per_token, shape.expert_ffn_size) == (8, 2, 24)
+    assert shape.normalized_routing
+    newer = {**EXPERTS, "num_experts": None, "num_local_experts": 8}
+    assert read_shape(write(tmp_path, **newer)) == shape
 
 
 def test_the_older_spelling_of_rope_and_dtype(tmp_path: Path) -> None:
@@ -61,6 +75,9 @@ def test_the_older_spelling_of_rope_and_dtype(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        (EXPERTS | {"mlp_only_layers": [0]}, "layers without experts"),
+        (EXPERTS | {"decoder_sparse_step": 2}, "layers without experts"),
+        (EXPERTS | {"num_experts_per_tok": 1}, "one expert a token"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(

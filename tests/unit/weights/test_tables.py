@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from slime_core.engines.embedded.weights import places
 from slime_core.errors import ConfigError
 from slime_core.weights.tables import TABLES, ModelShape, bind, padded_vocab_size, table_for
 from slime_core.weights.tables.layouts import GATE_UP, QKV, VOCABULARY
+
+EXPERTS = {"num_experts": 3, "experts_per_token": 2, "expert_ffn_size": 12}
 
 
 def shape_of(family: str, **changes: object) -> ModelShape:
@@ -30,6 +33,7 @@ def shape_of(family: str, **changes: object) -> ModelShape:
         norm_eps=1e-6,
         tied=False,
         rope_theta=1e4,
+        **(EXPERTS if family == "qwen3_moe" else {}),  # type: ignore[arg-type]
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -47,8 +51,10 @@ def random_hf_tensors(shape: ModelShape, seed: int = 0) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("family", sorted(TABLES))
 def test_names_and_shapes_are_those_of_transformers(family: str, tied: bool) -> None:
     shape = shape_of(family, tied=tied)
+    experts = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
     config = AutoConfig.for_model(
         family,
+        **(experts if family == "qwen3_moe" else {}),
         hidden_size=16,
         intermediate_size=24,
         num_hidden_layers=2,
@@ -60,7 +66,9 @@ def test_names_and_shapes_are_those_of_transformers(family: str, tied: bool) -> 
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    theirs = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    theirs = {name: tuple(place.shape) for name, place in places(model).items()}
+    if tied:
+        theirs.pop("lm_head.weight")
     ours = {
         name: size
         for entry in bind(shape)

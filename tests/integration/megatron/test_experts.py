@@ -1,0 +1,117 @@
+"""Models with experts: training, checkpoints and what asks for a balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jobs
+import models
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime_core.algorithms.settings import AlgorithmSettings
+
+BASE: dict[str, Any] = {
+    "lr": 1e-3,
+    "weight_decay": 0.0,
+    "train_iters": 10,
+    "use_dynamic_batch_size": True,
+    "max_tokens_per_gpu": 4096,
+}
+FAMILY = "qwen3_moe"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return models.save_random_model(tmp_path_factory.mktemp("experts") / "m", FAMILY, False)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.1])
+def test_one_step_equals_plain_torch(
+    balance: float, model: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    batch = models.random_batch(models.VOCAB)
+    want = models.reference_step(
+        model, batch, temperature=1.0, lr=1e-3, per_token=False, entropy_coef=0.01, clip_grad=1.0,
+        balance=balance,
+    )  # fmt: skip
+    settings = BASE | {
+        "hf_checkpoint": model,
+        "algorithm": AlgorithmSettings(entropy_coef=0.01),
+        "megatron": {"moe_aux_loss_coeff": balance},
+    }
+    out = in_trainer(jobs.train, settings, [batch], None, None, str(tmp_path / "after"))
+    (step,) = out["results"][0]["steps"]
+    assert step["loss"] == pytest.approx(want.loss, rel=1e-5, abs=1e-6)
+    assert step["grad_norm"] == pytest.approx(want.grad_norm, rel=1e-5)
+    after = load_file(tmp_path / "after" / "model.safetensors")
+    before = load_file(Path(model) / "model.safetensors")
+    wanted = unfused(want.weights)
+    assert after.keys() == wanted.keys()
+    for name, tensor in after.items():
+        wrong = ((tensor - wanted[name]).abs() > 1e-5).float().mean()
+        assert wrong < 2e-3, name
+        assert not torch.equal(tensor, before[name]), name
+
+
+def unfused(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts by their names in files."""
+    found = {}
+    for name, tensor in weights.items():
+        layer, _, kind = name.rpartition(".")
+        if not layer.endswith(".experts"):
+            found[name] = tensor
+            continue
+        for expert, part in enumerate(tensor):
+            if kind == "down_proj":
+                found[f"{layer}.{expert}.down_proj.weight"] = part
+            else:
+                gate, up = part.chunk(2)
+                found[f"{layer}.{expert}.gate_proj.weight"] = gate
+                found[f"{layer}.{expert}.up_proj.weight"] = up
+    return found
+
+
+def test_a_balance_weighs_tokens_and_not_micro_batches(
+    model: str, in_trainer: Callable[..., Any]
+) -> None:
+    """Each micro-batch has its own shares, so norms differ a little, and not by their number."""
+    batch = models.random_batch(models.VOCAB)
+    settings = BASE | {"hf_checkpoint": model, "megatron": {"moe_aux_loss_coeff": 0.1}}
+    norms = [
+        in_trainer(jobs.train, settings | {"max_tokens_per_gpu": tokens}, [batch])["results"][0][
+            "steps"
+        ][0]["grad_norm"]
+        for tokens in (4096, 128)
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_continues_bit_for_bit_and_recomputing_changes_nothing(
+    dtype: str, model: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    settings = BASE | {"hf_checkpoint": model, "dtype": dtype, "max_tokens_per_gpu": 128}
+    batches = [models.random_batch(models.VOCAB, seed=seed) for seed in range(3)]
+    folder = str(tmp_path / "c")
+    whole = in_trainer(jobs.train, settings, batches, None, (1, folder))
+    again = settings | {
+        "megatron": {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
+    }
+    resumed = in_trainer(jobs.train, again, batches[2:], folder)
+    assert resumed["results"][0]["steps"] == whole["results"][2]["steps"]
+
+
+def test_weights_come_back_from_a_megatron_checkpoint(
+    model: str, tmp_path: Path, in_trainer: Callable[..., Any]
+) -> None:
+    in_trainer(jobs.write_as_megatron_lm, {"hf_checkpoint": model}, str(tmp_path / "c"), "trap")
+    other = models.save_random_model(tmp_path / "other", FAMILY, False, initializer_range=0.1)
+    settings = {"hf_checkpoint": other, "megatron_load": str(tmp_path / "c")}
+    in_trainer(jobs.export, settings, str(tmp_path / "back"))
+    wanted = load_file(Path(model) / "model.safetensors")
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
