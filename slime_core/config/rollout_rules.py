@@ -68,7 +68,8 @@ def _sampling(config: RunConfig) -> str | None:
             f"over_sampling_batch_size {begun} is below rollout_batch_size {needed}: begin at "
             "least as many prompts as are trained"
         )
-    if rollout.partial_rollout and (begun is None or begun == needed):
+    own = rollout.rollout_function_path is not None  # it decides by itself what it begins
+    if rollout.partial_rollout and (begun is None or begun == needed) and not own:
         return (
             "partial_rollout cuts off what is begun beyond rollout_batch_size: set "
             f"over_sampling_batch_size above {needed}"
@@ -76,7 +77,7 @@ def _sampling(config: RunConfig) -> str | None:
     if rollout.mask_offpolicy_in_partial_rollout and not rollout.partial_rollout:
         return "mask_offpolicy_in_partial_rollout has an effect only with partial_rollout: set both"
     chosen = rollout.partial_rollout or rollout.dynamic_sampling_filter_path is not None
-    if begun is not None and begun > needed and not chosen:
+    if begun is not None and begun > needed and not (chosen or own):
         return (
             "over_sampling_batch_size begins prompts that nothing would choose from: set "
             "dynamic_sampling_filter_path or partial_rollout too"

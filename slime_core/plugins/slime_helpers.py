@@ -89,8 +89,12 @@ def load_tokenizer(name_or_path: str, **options: Any) -> Any:
 def call_dynamic_filter(function: Any, *given: Any, **named: Any) -> Any:
     """A filter's verdict as a DynamicFilterOutput; without a filter everything is kept."""
     from slime_core.rollout.filters import DynamicFilterOutput
+    from slime_core.rollout.group_notes import note_drop
 
     if function is None:
         return DynamicFilterOutput(keep=True)
     found = function(*given, **named)
-    return found if hasattr(found, "keep") else DynamicFilterOutput(keep=bool(found))
+    verdict = found if hasattr(found, "keep") else DynamicFilterOutput(keep=bool(found))
+    if not verdict.keep and len(given) > 1 and isinstance(given[1], (list, tuple)):
+        note_drop(given[1], verdict.reason)
+    return verdict

@@ -49,6 +49,11 @@ class GroupMaker:
             SlimeError: what may be tried again, or must end the run; see SegmentLoop.
         """
         rows = await self.answer(runtime, samples, segment, self._generate)
+        if runtime.abort.asked:
+            raise PluginError(
+                "a generate function aborted the rollout (GenerateState.aborted, abort): that is "
+                "for whole rollout functions; return the sample as it is instead"
+            )
         if runtime.cut and runtime.stopping():
             return Outcome([], [], ABORTED)  # its function took a cut-off answer for a whole one
         if any(row.status in OPEN_STATES for row in rows):

@@ -12,6 +12,13 @@ from slime_core.sample import Sample
 from slime_core.store.draws import Draw
 
 Group = list[Sample]
+LATE = (
+    "this iteration's rollout function has returned, and a thread of it still uses its data "
+    "source, so no iteration would know what it draws. Instead leave rollout_function_path unset "
+    "and set partial_rollout with over_sampling_batch_size (what is begun goes on in the next "
+    "iteration), or name slime.rollout.fully_async_rollout.generate_rollout_fully_async, or end "
+    "such threads before returning and take each call's own data_source"
+)
 
 
 class HandedOut:
@@ -24,6 +31,10 @@ class HandedOut:
         further: logs and returns further draws.
         inner: the user's own data source, whose other names are seen through; None without one.
         length: prompts in one pass.
+
+    Attributes:
+        out: draws that were handed out, by group id; `given`: as what; `back`: those given back.
+        late: what a thread was told that still drew when the function had returned.
     """
 
     def __init__(
@@ -43,7 +54,9 @@ class HandedOut:
         self._length = length
         self._lock = threading.Lock()
         self._closed = False
+        self.late: str | None = None
         self.out: dict[int, Draw] = {}
+        self.given: dict[int, Group] = {}
         self.back: dict[int, Group] = {}
         self.metadata: dict[str, Any] = {}
 
@@ -120,17 +133,15 @@ class HandedOut:
 
     def _refuse_late(self) -> None:
         if self._closed:
-            raise PluginError(
-                "this iteration's rollout function has returned, and a thread of it still uses its "
-                "data source: end such threads before returning, or take each call's own "
-                "data_source; asynchronous training is not there yet"
-            )
+            self.late = LATE
+            raise PluginError(LATE)
 
     def _begun(self, draw: Draw) -> Group:
         self.out[draw.group_id] = draw
         attempt = self.attempt_of(draw.group_id)
         samples = self._prefixes.get(draw.group_id) or draw.samples
-        return [begin_sample(sample, attempt) for sample in samples]
+        self.given[draw.group_id] = [begin_sample(sample, attempt) for sample in samples]
+        return list(self.given[draw.group_id])
 
 
 def grouped(samples: Iterable[Any]) -> list[Group]:

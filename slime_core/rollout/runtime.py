@@ -31,6 +31,13 @@ ABORTED_META = {"finish_reason": {"type": "abort"}, "output_token_logprobs": [],
 
 
 @dataclass
+class Abort:
+    """Whether code inside a rollout wants it to stop; all views of one rollout share it."""
+
+    asked: bool = False
+
+
+@dataclass
 class Runtime:
     """One rollout, as the code inside it sees it.
 
@@ -39,7 +46,7 @@ class Runtime:
         sampling: limits and sampling parameters.
         seed_of: seed of a sample's next request.
         evaluation: it evaluates and does not train.
-        stopping: once it says so nothing may be generated any more.
+        stopping: once it says so nothing may be generated any more; also after `abort`.
         versions: weight versions that answered so far.
         notes: what helpers keep during the rollout.
         cut: an answer was cut off, so nothing of this rollout is finished.
@@ -47,6 +54,8 @@ class Runtime:
         engine_of: conversation -> URL of the engine that answered it last and holds its beginning.
         gateway: what agents talk to; None where nothing was started for them.
         turn_log: (sample, which of its sessions) -> where turns are recorded; None for nowhere.
+        abort: set by a whole rollout function that has what it needs.
+        singles: what there is one of in a rollout, by class.
     """
 
     args: Any
@@ -64,6 +73,12 @@ class Runtime:
     gateway: Gateway | None = None
     turn_log: Callable[[Sample, int], TurnLog] | None = None
     home: asyncio.AbstractEventLoop | None = None
+    abort: Abort = field(default_factory=Abort)
+    singles: dict[type, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        told, abort = self.stopping, self.abort
+        self.stopping = lambda: abort.asked or told()
 
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the home loop, also for a function that has a loop of its own."""
@@ -167,12 +182,15 @@ def current() -> Runtime:
     Raises:
         PluginError: it runs outside of any.
     """
-    try:
-        return _CURRENT.get()
-    except LookupError as error:
-        if _OF_THREADS:
-            return _OF_THREADS[0]
+    found = current_or_none()
+    if found is None:
         raise PluginError(
             "generation and rewards are at hand only inside a generate or reward function that "
             "slime-flow called (and not in its grader processes: make the function `async def`)"
-        ) from error
+        )
+    return found
+
+
+def current_or_none() -> Runtime | None:
+    """The rollout this code runs in, None outside of any."""
+    return _CURRENT.get(None) or (_OF_THREADS[0] if _OF_THREADS else None)

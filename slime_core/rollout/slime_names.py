@@ -51,26 +51,37 @@ class SingletonMeta(type):
         return SingletonMeta._instances[cls]
 
 
-class GenerateState:
+class OneInARollout(type):
+    """Classes of which there is one instance in each rollout."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        singles = current().singles
+        if cls not in singles:
+            singles[cls] = super().__call__(*args, **kwargs)
+        return singles[cls]
+
+
+class GenerateState(metaclass=OneInARollout):
     """What slime's generate functions ask for: tokenizer, sampling parameters and a semaphore; and
-    what its rollout loops keep."""
+    what its rollout loops keep. There is one in a rollout, so that whoever sets `aborted` stops
+    all that was begun in it."""
 
     def __init__(self, args: Any = None) -> None:
-        runtime = current()
+        self._runtime = runtime = current()
         self.args = args if args is not None else runtime.args
         self.tokenizer = runtime.tokenizer
         self.processor = None
         self.semaphore = asyncio.Semaphore(CONCURRENT_REQUESTS)
         limit = runtime.sampling.max_response_tokens
         self.sampling_params = {**runtime.sampling.params, "max_new_tokens": limit}
-        self._aborted = False
-        self.reset()
+        self.remaining_batch_size = 0
+        self.pendings: set[asyncio.Task[Any]] = set()
 
     def reset(self) -> None:
         """Forgets what was begun."""
         self.remaining_batch_size = 0
-        self.pendings: set[asyncio.Task[Any]] = set()
-        self._aborted = False
+        self.pendings = set()
+        self.aborted = False
 
     def submit_generate_tasks(self, samples: Sequence[list[Sample]]) -> None:
         """Begins groups; their tasks are in `pendings`."""
@@ -83,12 +94,12 @@ class GenerateState:
 
     @property
     def aborted(self) -> bool:
-        """The rollout is being stopped."""
-        return self._aborted or current().stopping()
+        """The rollout is being stopped: what is begun from now on ends at once, as aborted."""
+        return self._runtime.stopping()
 
     @aborted.setter
     def aborted(self, value: bool) -> None:
-        self._aborted = value
+        self._runtime.abort.asked = value
 
 
 async def post(
@@ -132,14 +143,19 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     )
     skip = bool(params.get("skip_special_tokens"))
     generation.decode_response(sample, runtime.tokenizer, skip)
+    if sample.status is Status.PENDING:  # stopped before anything was sampled
+        sample.status = Status.ABORTED
     return sample
 
 
 async def generate_and_rm(
     args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Sample:
-    """One sample with its reward."""
+    """One sample with its reward; an aborted one where the rollout is being stopped."""
     if sample.status not in (Status.COMPLETED, Status.TRUNCATED):
+        if current().stopping():
+            sample.status = Status.ABORTED
+            return sample
         sample = await _answered(args, sample, sampling_params)
     group_rm = getattr(args, "group_rm", False) and not evaluation
     if sample.reward is None and sample.status is not Status.ABORTED and not group_rm:
@@ -153,14 +169,25 @@ async def _answered(args: Any, sample: Sample, sampling_params: dict[str, Any]) 
     path = sample.generate_function_path or args.custom_generate_function_path
     if not path or "samples" in runtime.notes:
         return await generate(args, sample, sampling_params)
-    own = replace(runtime, versions=[], notes={})
+    own, drawn = replace(runtime, versions=[], notes={}), begin_again(sample)
     rows = await runtime.at_home(load_generate(path).run(own, [sample]))
+    if own.cut and own.stopping() and all(row.status is not Status.ABORTED for row in rows):
+        return drawn  # it took a cut-off answer for a whole one
     if len(rows) != 1:
         raise PluginError(
             f"{path} made {len(rows)} rows of one sample, which generate_and_rm cannot return: "
             "call it in your rollout function"
         )
     return rows[0]
+
+
+def begin_again(sample: Sample) -> Sample:
+    """A sample as it was drawn, to be answered from its prompt on."""
+    return Sample(
+        group_index=sample.group_index, index=sample.index, prompt=sample.prompt,
+        tokens=list(sample.tokens[: sample.prompt_length]), label=sample.label,
+        metadata=sample.metadata, attempt=sample.attempt, status=Status.ABORTED,
+    )  # fmt: skip
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:

@@ -13,12 +13,14 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.rollout import sft
 from slime_core.rollout.filters import judge
+from slime_core.rollout.group_notes import note_answers, note_drop
 from slime_core.rollout.runtime import current
 from slime_core.rollout.slime_names import (
     GenerateState,
     RolloutFnEvalOutput,
     RolloutFnTrainOutput,
     batched_async_rm,
+    begin_again,
     generate_and_rm,
     run,
 )
@@ -27,12 +29,14 @@ from slime_core.sample import Sample, Status
 Group = list[Sample]
 EVALUATE = "evaluate"
 MOST_DRAWS_PER_GROUP = 32
+ABORT_AGAIN_S = 1.0
 
 
 async def generate_and_rm_group(
     args: Any, group: Group, sampling_params: dict[str, Any], evaluation: bool = False
 ) -> Group:
-    """Answers and grades a group; with group_rm all of it at once."""
+    """Answers and grades a group; with group_rm all of it at once. Where the rollout is being
+    stopped, samples come back aborted with what they have."""
     runtime = current()
 
     async def one(sample: Sample) -> Any:
@@ -40,10 +44,12 @@ async def generate_and_rm_group(
         return await generate_and_rm(args, sample, params, evaluation=evaluation)
 
     rows = list(await asyncio.gather(*(one(sample) for sample in group)))
-    if getattr(args, "group_rm", False) and not evaluation:
+    whole = all(row.status is not Status.ABORTED for row in rows)
+    if getattr(args, "group_rm", False) and not evaluation and whole:
         rewards = await batched_async_rm(args, rows)
         for row, reward in zip(rows, rewards, strict=True):
             row.reward = reward
+    note_answers(rows)
     return rows
 
 
@@ -86,6 +92,7 @@ async def generate_rollout_async(
                 group = task.result()
                 verdict = judge(args.dynamic_sampling_filter_path, args, group)
                 if not verdict.keep:
+                    note_drop(group, verdict.reason)
                     name = f"rollout/dynamic_filter/drop_{verdict.reason or 'filtered'}"
                     drops[name] = drops.get(name, 0.0) + 1
                 elif len(kept) < target:
@@ -159,10 +166,27 @@ def sft_rollout(
 
 
 async def abort(args: Any, rollout_id: int) -> list[Group]:
-    """Ends what is in flight at the engines; callers get what was sampled."""
-    runtime = current()
-    await runtime.at_home(runtime.gate.abort_all())
-    return []
+    """Stops what was begun in this rollout: nothing is sent any more, what is in flight at the
+    engines ends with what was sampled, and all of GenerateState's `pendings` come to their end.
+
+    Returns:
+        Under `partial_rollout` the groups of `pendings`, to be given back with add_samples;
+        otherwise nothing, as slime does.
+    """
+    runtime, state = current(), GenerateState(args)
+    state.aborted = True
+    groups: list[Group] = []
+    while True:  # bounded by the deadline of the whole call
+        await runtime.at_home(runtime.gate.abort_all())
+        if not state.pendings:
+            return groups
+        # A request that was on its way when the engines were told is ended by the next round.
+        done, state.pendings = await asyncio.wait(state.pendings, timeout=ABORT_AGAIN_S)
+        for group in [task.result() for task in done] if args.partial_rollout else []:
+            for sample in group:
+                if sample.response_length:
+                    sample.metadata.setdefault("start_rollout_id", rollout_id)
+            groups.append(group)
 
 
 async def _done(group: Group) -> Group:
@@ -171,11 +195,4 @@ async def _done(group: Group) -> Group:
 
 def _anew(group: Sequence[Sample]) -> Group:
     """A group as it was drawn: what was begun in vain begins again."""
-    return [
-        Sample(
-            group_index=sample.group_index, index=sample.index, prompt=sample.prompt,
-            tokens=list(sample.tokens[: sample.prompt_length]), label=sample.label,
-            metadata=sample.metadata, status=Status.PENDING,
-        )
-        for sample in group
-    ]  # fmt: skip
+    return [begin_again(sample) for sample in group]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_core.errors import PluginError, RewardError, SlimeError
 from slime_core.plugins.load import check_signature, is_async, load, source_digest
 from slime_core.refs import digest_of, is_finite
 from slime_core.rollout.custom import complete
+from slime_core.rollout.group_notes import answers_of, drop_of
 from slime_core.rollout.handed_out import Group, HandedOut, grouped
 from slime_core.rollout.outcome import unstorable
 from slime_core.rollout.part_writer import PartWriter
@@ -37,6 +38,8 @@ ONLY_TRAINING = (
     "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
 )
 """Functions of slime that cannot evaluate themselves, or need not."""
+FRUITLESS_S = 60.0
+"""How long a function may draw nothing after a thread of its call before was refused draws."""
 CALL = ("args", "rollout_id", "data_source", "evaluation=")
 
 
@@ -112,8 +115,10 @@ class WholeRollout:
                     )
                 return await within(name, self.limit_s, work)
             except SlimeError:
+                runtime.abort.asked = True  # for what it left running
                 raise
             except Exception as error:
+                runtime.abort.asked = True
                 log.exception("%s failed", name)
                 raise PluginError(f"{self.path} raised {type(error).__name__}: {error}") from error
 
@@ -128,6 +133,7 @@ class WholeSegment:
         source: what the function draws from.
         claim: logs groups that it made without drawing them.
         writer: stores groups.
+        before: what the call before drew from.
     """
 
     rollout: WholeRollout
@@ -137,6 +143,7 @@ class WholeSegment:
     scorer: Scorer
     writer: PartWriter
     claim: Callable[[Sequence[Group]], list[Draw]]
+    before: HandedOut | None = None
 
     async def run(self, runtime: Runtime, args: Any) -> dict[str, float]:
         """Calls the function and stores what became of every group; returns its metrics.
@@ -145,16 +152,23 @@ class WholeSegment:
             PluginError: it returned what cannot be trained.
             RewardError: so many of its groups could not be graded that too few are left.
         """
+        call = asyncio.ensure_future(
+            self.rollout.call(runtime, args, self.segment, self.source, evaluation=False)
+        )
         try:
-            found = await self.rollout.call(
-                runtime, args, self.segment, self.source, evaluation=False
-            )
+            while not call.done():
+                await asyncio.wait({call}, timeout=FRUITLESS_S)
+                if not call.done():
+                    self._refuse_fruitless()
+            found = call.result()
         finally:
+            call.cancel()
             self.source.close()
+            await asyncio.gather(call, return_exceptions=True)
         groups, metrics = returned_groups(found, self.target, self.rollout.path)
         rows = await asyncio.to_thread(self._numbered, groups)
         kept = [await self._kept(runtime, one) for one in rows]
-        rest = self._others({one.group_id for one in rows})
+        rest = self._others(runtime, {one.group_id for one in rows})
         await asyncio.gather(*(self.writer.put(one) for one in [*kept, *rest]))
         dropped = [one for one in kept if one.verdict != KEPT]
         if dropped:
@@ -163,6 +177,13 @@ class WholeSegment:
                 f"cannot be trained: {dropped[0].reason} (rollout-0.log says more)"
             )
         return metrics
+
+    def _refuse_fruitless(self) -> None:
+        """Raises PluginError where the function waits for a thread of its call before."""
+        if self.before is not None and self.before.late and not self.source.out:
+            raise PluginError(
+                f"{self.rollout.path} has drawn nothing for {FRUITLESS_S:g} s; {self.before.late}"
+            )
 
     def _numbered(self, groups: list[Group]) -> list[GroupRows]:
         """Groups by the draws they come from; others are logged as draws now."""
@@ -216,7 +237,7 @@ class WholeSegment:
             verdict=verdict, reason=scored.drop, grader_digest=list(scored.graders),
         )  # fmt: skip
 
-    def _others(self, returned: set[int]) -> list[GroupRows]:
+    def _others(self, runtime: Runtime, returned: set[int]) -> list[GroupRows]:
         """What was drawn and not returned: prefixes of what came back, and dropped groups."""
         found = []
         for number, draw in self.source.out.items():
@@ -226,14 +247,21 @@ class WholeSegment:
             back = self.source.back.get(number)
             place = (number, attempt, draw.data_epoch, draw.position)
             if back is None:
-                dropped = list(draw.samples)
-                found.append(GroupRows(*place, dropped, verdict=DROPPED, reason="rollout_function"))
+                found.append(self._dropped(runtime, draw))
             elif any(sample.response_length for sample in back) and not unstorable(back):
                 for sample in back:
                     sample.group_index, sample.attempt = number, attempt
                     sample.status = Status.ABORTED
                 found.append(GroupRows(*place, back, verdict=ABORTED))
         return found
+
+    def _dropped(self, runtime: Runtime, draw: Draw) -> GroupRows:
+        """A group that came to nothing, with what is known of its answers and of the reason."""
+        known = answers_of(runtime, draw.group_id) or self.source.given[draw.group_id]
+        answered = any(row.response_length for row in known) and not unstorable(known)
+        rows = self._rows(draw, list(known) if answered else list(draw.samples))
+        reason = drop_of(runtime, draw.group_id) or "rollout_function"
+        return replace(rows, verdict=DROPPED, reason=reason)
 
 
 def returned_groups(found: Any, target: int, path: str) -> tuple[list[Group], dict[str, float]]:

@@ -82,6 +82,7 @@ class RolloutWorker:
         self._epoch = -1
         self._part_seq = itertools.count()
         self._recorded: dict[str, list[str]] = {}
+        self._handed_out: HandedOut | None = None
 
     async def setup(self) -> dict[str, Any]:
         """Loads tokenizer, prompts and graders.
@@ -214,8 +215,9 @@ class RolloutWorker:
         vars(args)["rollout_batch_size"] = missing  # the other groups stand in the store
         segment = WholeSegment(
             self._whole, number, missing, source, scorer, writer,
-            lambda groups: self._draws.claim(number, groups),
+            lambda groups: self._draws.claim(number, groups), self._handed_out,
         )  # fmt: skip
+        self._handed_out = source
         try:
             return await segment.run(self._runtime(lambda: False), args)
         except BaseException:

@@ -34,6 +34,9 @@ LOADER = ("/etc/ld.so.cache", "/etc/alternatives")
 PROBE_S = 10.0
 BEGIN_S = 5.0
 CHUNK_BYTES = 1 << 16
+LOOK_S = 0.02
+"""How often threads and files are counted: no limit of the kernel holds for them where root runs
+this, and what a program can start in that time does no harm."""
 LIMITED = (
     'ulimit -c 0; ulimit -n 64; ulimit -t "$1"; ulimit -v "$2"; ulimit -f "$3"; shift 3; exec "$@"'
 )
@@ -49,12 +52,16 @@ class Limits:
         memory_bytes: address space of its process.
         scratch_bytes: what it may write to /tmp, which lies in memory.
         output_bytes: of each of its outputs.
+        threads: at once; a program that starts more is ended.
+        files: files and folders in /tmp, whose names take memory too; likewise.
     """
 
     time_s: float = 10.0
     memory_bytes: int = 1 << 30
     scratch_bytes: int = 64 << 20
     output_bytes: int = 1 << 20
+    threads: int = 64
+    files: int = 10_000
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Ran:
 
     Attributes:
         exit_code: as of a shell; None where it was ended from outside.
-        ended: why: `time` or `output`; None where it came to an end by itself.
+        ended: why: `time`, `output`, `threads` or `files`; None where it came to an end by itself.
     """
 
     stdout: str
@@ -138,6 +145,7 @@ class _Box:
         if program is None:
             raise ConfigError(str(_problem()))
         self._limits = limits
+        self._pid: int | None = None
         self._ends_s = time.monotonic() + limits.time_s
         code_fd, stdin_fd = _in_memory(code.encode()), _in_memory(stdin.encode())
         filter_fd = _in_memory(one_process_filter(platform.machine()))
@@ -214,10 +222,9 @@ class _Box:
                 assert pipe is not None
                 waiting.register(pipe, selectors.EVENT_READ, data)
             while waiting.get_map():
-                left_s = self._ends_s - time.monotonic()
-                if left_s <= 0:
-                    return outputs, "time"
-                for key, _ in waiting.select(left_s):
+                if passed := self._passed():
+                    return outputs, passed
+                for key, _ in waiting.select(LOOK_S):
                     chunk = os.read(key.fd, CHUNK_BYTES)
                     if not chunk:
                         waiting.unregister(key.fileobj)
@@ -225,11 +232,36 @@ class _Box:
                     if len(key.data) > self._limits.output_bytes:
                         del key.data[self._limits.output_bytes :]
                         return outputs, "output"
-        try:  # outputs may be closed long before the end
-            self._process.wait(max(0.0, self._ends_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return outputs, "time"
-        return outputs, None
+        while True:  # outputs may be closed long before the end
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LOOK_S)
+                return outputs, None
+            if passed := self._passed():
+                return outputs, passed
+
+    def _passed(self) -> str | None:
+        """The limit that the program has passed, None while it keeps within all of them."""
+        if time.monotonic() >= self._ends_s:
+            return "time"
+        with contextlib.suppress(OSError):  # it begins or ends right now
+            program = self._program_pid()
+            if program is None:
+                return None
+            if _threads_of(program) > self._limits.threads:
+                return "threads"
+            scratch = os.statvfs(f"/proc/{program}/root/tmp")
+            if scratch.f_files - scratch.f_ffree > self._limits.files:
+                return "files"
+        return None
+
+    def _program_pid(self) -> int | None:
+        """The program as seen from outside: the child of the sandbox's first process."""
+        if self._pid is None:
+            first = self._said().get("child-pid")
+            if first is not None:
+                children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+                self._pid = int(children[0]) if children else None
+        return self._pid
 
     def _said(self) -> dict[str, Any]:
         """What bubblewrap tells of the program."""
@@ -237,6 +269,14 @@ class _Box:
         for line in os.pread(self._status, CHUNK_BYTES, 0).splitlines():
             said |= json.loads(line)
         return said
+
+
+def _threads_of(pid: int) -> int:
+    """Raises OSError where the process has ended."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("Threads:"):
+            return int(line.split()[1])
+    return 0
 
 
 def _walls(limits: Limits) -> Sequence[str]:

@@ -84,8 +84,12 @@ def test_a_whole_rollout_function_with_a_filter(tmp_path, url):
     )  # fmt: skip
     first, second = segments(place, 2)
     assert len(kept_rows(place, first)) == len(kept_rows(place, second)) == 4
-    ended = {g.entry.group_id: g.entry.verdict for g in first.groups}
-    assert first.metrics["rollout/dropped"] == list(ended.values()).count("dropped")
+    dropped = [g.entry.reason for g in first.groups if g.entry.verdict == "dropped"]
+    filtered = [reason for reason in dropped if reason.startswith("dynamic_filter/zero_std_")]
+    assert first.metrics["rollout/dropped"] == len(filtered) > 0
+    stored = [rows for (_, verdict), rows in place.rows(first).items() if verdict == "dropped"]
+    assert sum(all(s.response and s.reward is not None for s in rows) for rows in stored) >= len(
+        filtered)  # fmt: skip
     again = {g for g, _ in first.returned}
     assert again <= {g.entry.group_id for g in second.groups} | {g for g, _ in second.returned}
 

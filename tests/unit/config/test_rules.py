@@ -109,6 +109,8 @@ def test_steps_follow_from_whatever_is_given(overrides, steps):
         {"rm_type": None, "custom_rm_path": "a.b", "label_key": None},
         {"rm_type": "random", "label_key": None},
         {"num_rollout": 0},
+        {"rollout_function_path": "a.b", "over_sampling_batch_size": 6},
+        {"rollout_function_path": "a.b", "partial_rollout": True},
         {"device": "cpu", "actor_num_gpus_per_node": 2},
         {
             "device": "cpu",

@@ -27,6 +27,21 @@ boxed = pytest.mark.skipif(bool(missing()), reason=missing() or "there is a sand
 SHORT = Limits(time_s=5.0)
 
 
+BOMB = """
+import ctypes, mmap, signal, threading, time
+room = mmap.mmap(-1, 64 << 20)
+stacks = ctypes.addressof(ctypes.c_char.from_buffer(room)) + 4096
+libc = ctypes.CDLL(None)
+threading.stack_size(32768)
+
+def clone(flags, stack):  # threads that Python does not count
+    libc.clone(libc.pause, ctypes.c_void_p(stack & ~15), flags, None)
+
+for i in range(100_000):
+    {start}
+"""
+
+
 def said(code: str, limits: Limits = SHORT) -> str:
     ran = run_python(code, limits=limits)
     return (ran.stdout + ran.stderr).strip().splitlines()[-1] if ran.ended is None else ran.ended
@@ -94,6 +109,12 @@ def test_no_other_process_can_be_seen_or_made():
         ("open('a', 'wb').write(bytes(9 << 20))", "OSError: [Errno 27] File too large"),
         ("import os; os.memfd_create('a')", "PermissionError: [Errno 1] Operation not permitted"),
         ("while True: print('x' * 10000)", "output"),
+        (BOMB.format(start="threading.Thread(target=time.sleep, args=(60,)).start()"), "threads"),
+        (BOMB.format(start="clone(0x10f00, stacks + 512 * i)"), "threads"),
+        ("import os\nfor i in range(9 ** 9): os.mkdir(str(i))", "files"),
+        ("import os\nwhile True: os.mkdir('d'); os.chdir('d')", "files"),
+        ("import os\nfor i in range(9 ** 9): os.fork()",
+         "PermissionError: [Errno 1] Operation not permitted"),
     ],
 )  # fmt: skip
 def test_memory_disk_and_output_have_an_end(code, answer):
