@@ -21,6 +21,7 @@ from prefect.states import Cancelled, Completed
 from blocks.resolve import resolve
 from flows.cancelled import has_worker, is_cancelled
 from flows.launch import Launch, choose
+from flows.parameters import as_text, as_tree
 from flows.prefect_api import RUN_TAG
 from flows.services.environment import WORKSPACE
 from flows.stop import Stopper
@@ -63,7 +64,7 @@ async def deployed(
         os.environ.update(resolved.environment)
         for note in require(resolved.config):
             log.info("%s", note)
-        choice = choose(resolved.config, _which(resume))
+        choice = choose(resolved.config, _which(as_text("resume", resume)))
         log.info("%s", choice.sentence)
         if choice.finished:
             return Completed(message=choice.sentence)
@@ -97,8 +98,8 @@ async def deployed(
 
 def configuration(config: RunConfig | dict[str, Any], overrides: dict[str, Any]) -> RunConfig:
     """The checked configuration; the default workspace is that of the services."""
-    tree = config.model_dump() if isinstance(config, RunConfig) else config
-    made = load_config(tree, overrides)
+    tree = config.model_dump() if isinstance(config, RunConfig) else as_tree("config", config)
+    made = load_config(tree, as_tree("overrides", overrides))
     workspace = os.environ.get(WORKSPACE)
     if workspace and made.run.workspace == RunGroup.model_fields["workspace"].default:
         return load_config(made.model_dump(), {"workspace": workspace})

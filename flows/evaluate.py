@@ -21,6 +21,7 @@ from blocks.resolve import resolve
 from flows.cli.replay import build_rank
 from flows.launch import trackers_of
 from flows.pages.artifacts import key_of
+from flows.parameters import as_text, as_tree
 from flows.prefect_api import API_ERRORS
 from flows.services.environment import WORKSPACE
 from slime_core.check.evaluation import require_evaluation
@@ -84,10 +85,13 @@ async def evaluate(
     """
     prepared = PREPARED.get()
     if prepared is None:
-        given = dict(overrides or {})
+        given = as_tree("overrides", overrides or {})
         workspace = given.pop("workspace", os.environ.get(WORKSPACE, "runs"))
         place = Place(workspace, given.pop("store_url", None))
-        prepared = await prepare(target, version, config or None, given, place, log.info)
+        version = None if version is None else as_text("version", version)
+        config = as_tree("config", config) if config else None
+        target = as_text("target", target)
+        prepared = await prepare(target, version, config, given, place, log.info)
     await _name(prepared.target)
     await evaluated(prepared, AS_TASKS)
     await _show(prepared)

@@ -18,12 +18,14 @@ from flows.order import plain_iteration, training
 from slime_core import __version__
 from slime_core.config.fields import field_groups, numeric_digest
 from slime_core.config.tree import RunConfig
+from slime_core.errors import MissingError, StoreError
 from slime_core.run.ending import note_end
 from slime_core.run.identity import RunChoice, choose_run
 from slime_core.run.paths import RunPaths, store_url
 from slime_core.run.pause import Patience, Pause
 from slime_core.store.backend import Backend, join_url, open_backend
 from slime_core.tracking.mlflow import MlflowSettings, MlflowTracker
+from slime_core.tracking.outbox import TrackerAway
 from tasks._run import BOUND, Bound, Report, Stages, run_stage
 
 if TYPE_CHECKING:
@@ -316,10 +318,19 @@ def git_commit() -> dict[str, str]:
 
 
 def sample_rows(backend: Backend, key: str) -> list[dict[str, Any]]:
-    """The first samples of an evaluation for its table."""
+    """The first samples of an evaluation for its table: none of one that was missed.
+
+    Raises:
+        TrackerAway: the store cannot be read now; the record is sent later.
+    """
     from slime_core.store.evals import read_eval_samples
 
-    samples = read_eval_samples(backend, f"{key}.arrow", SAMPLES_IN_TABLE)
+    try:
+        samples = read_eval_samples(backend, f"{key}.arrow", SAMPLES_IN_TABLE)
+    except MissingError:
+        return []
+    except StoreError as error:
+        raise TrackerAway(f"the samples of its table cannot be read: {error}") from error
     return [
         {
             "prompt": str(sample.prompt),

@@ -69,7 +69,7 @@ def test_a_deployment_evaluates_what_the_store_lacks(services, run_id):
 
 def test_a_wrong_parameter_fails_in_a_sentence(services, run_id):
     deployment = services.get("/deployments/name/evaluate/quickstart")
-    content = {"parameters": {"version": "9"}, "state": {"type": "SCHEDULED"}}
+    content = {"parameters": {"version": 9}, "state": {"type": "SCHEDULED"}}
     path = f"/deployments/{deployment['id']}/create_flow_run"
     state = services.ended(services.post(path, content)["id"])["state"]
     assert state["type"] == "FAILED"

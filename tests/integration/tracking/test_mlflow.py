@@ -8,6 +8,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from mlflow.tracking import MlflowClient
 
+from flows.launch import sample_rows
+from slime_core.errors import UnavailableError
 from slime_core.store import layout
 from slime_core.store.backend import MemoryBackend
 from slime_core.store.documents import put_document
@@ -80,11 +82,24 @@ def test_a_missed_evaluation_stops_nothing_behind_it(tmp_path):
     (local / "metrics.jsonl").write_text(json.dumps(old) + "\n")
     body = {"dataset": "held", "version": "a-0", "metrics": {}, "missed": "the grader is away"}
     put_document(store, layout.evaluation("a-0", "held"), body)
-    tracker = MlflowTracker(chosen)
+    tracker = MlflowTracker(chosen, samples=lambda key: sample_rows(store, key))
     assert train(tmp_path, store, range(2), tracker) == []
     run_id = tracker.mlflow_run_id
     assert history(chosen.uri, run_id, "eval/held/missed") == [(0, 1.0)]
     assert history(chosen.uri, run_id, "rollout/raw_reward") == [(0, 0.0), (1, 0.125)]
+
+
+def test_samples_that_the_store_cannot_give_now_are_asked_for_again(tmp_path):
+    """A tracker that ended with an error would get nothing more from the run."""
+
+    class Away(MemoryBackend):
+        def get(self, key):
+            if not key.endswith(".arrow"):
+                return super().get(key)
+            raise UnavailableError("the store did not answer")
+
+    with pytest.raises(TrackerAway, match="the store did not answer"):
+        sample_rows(Away(), "evals/a-1/sort")
 
 
 def test_environment_and_configuration_choose_server_experiment_and_run(tmp_path, monkeypatch):
@@ -170,6 +185,33 @@ def test_a_server_that_is_killed_and_comes_back_has_every_value_once(tmp_path):
         assert box.close("FINISHED", 90) == []
         found = history(server.uri, tracker.mlflow_run_id, "rollout/raw_reward")
         assert found == [(k, k / 8) for k in range(8)]
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+def test_a_server_gets_load_weights_and_samples_of_a_run(tmp_path, monkeypatch):
+    """Artifacts travel through the server, which alone knows their folder."""
+    monkeypatch.setattr("slime_core.tracking.system.INTERVAL_S", 0.2)
+    server = MlflowServer(tmp_path)
+    try:
+        server.wait()
+        chosen = settings(tmp_path, uri=server.uri, system_metrics=True)
+        rows = [{"prompt": "5281=", "response": "1258", "reward": 1.0}]
+        tracker = MlflowTracker(chosen, samples=lambda key: rows)
+        weights = tmp_path / "final"
+        weights.mkdir()
+        (weights / "model.safetensors").write_bytes(b"w" * 2_000_000)
+        tracker.add_weights(weights)
+        assert train(tmp_path, MemoryBackend(), range(1), tracker) == []
+        client, run_id = MlflowClient(server.uri), tracker.mlflow_run_id
+        assert client.get_run(run_id).info.status == "FINISHED"
+        assert history(server.uri, run_id, "system/run_memory_megabytes")[0][1] > 10
+        into = str(tmp_path)
+        stored = client.download_artifacts(run_id, "weights/model.safetensors", into)
+        assert Path(stored).read_bytes() == b"w" * 2_000_000
+        table = client.download_artifacts(run_id, "samples/a-1/sort.json", into)
+        assert json.loads(Path(table).read_text())["data"] == [["5281=", "1258", 1.0]]
     finally:
         server.kill()
 

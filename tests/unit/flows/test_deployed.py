@@ -16,6 +16,7 @@ from prefect.exceptions import Abort
 from flows import deployed as module
 from flows import stop
 from flows.deployed import configuration
+from flows.parameters import as_text
 from flows.services.environment import WORKSPACE
 from flows.train import train
 from slime_core.config.fields import identity_digest
@@ -74,6 +75,25 @@ def test_a_wrong_key_is_a_sentence():
         configuration(parameters, {"lrr": 1.0})
     with pytest.raises(ConfigError, match="num_rolout"):
         configuration({**parameters, "run": {"num_rolout": 3}}, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "sentence"),
+    [
+        ("quickstart.yaml", {}, "config must be a JSON object.*not 'quickstart.yaml'"),
+        ({}, [1], r"overrides must be a JSON object.*not \[1\]"),
+    ],
+)
+def test_a_parameter_of_a_wrong_type_is_a_sentence(config, overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        configuration(config, overrides)
+
+
+def test_a_number_is_taken_where_a_text_is_wanted():
+    assert as_text("version", 3) == as_text("version", "3") == "3"
+    for value in (True, 1.5, None, ["3"]):
+        with pytest.raises(ConfigError, match="version must be text"):
+            as_text("version", value)
 
 
 def test_a_tree_may_extend_a_file():
