@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TypeVar
 
 from slime_core.errors import DeadlineError
@@ -44,6 +46,63 @@ async def within(name: str, seconds: float, awaitable: Awaitable[T]) -> T:
         return await asyncio.wait_for(awaitable, seconds)
     except TimeoutError as error:
         raise DeadlineError(f"waited {seconds:.0f} s for {name}") from error
+
+
+class Patience:
+    """A deadline for work that may also wait for its turn, which does not count.
+
+    Attributes:
+        name: of the work, for the message.
+    """
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name = name
+        self._seconds = seconds
+        self._clock = asyncio.timeout(None)
+        self._pauses = 0
+        self._left_s = seconds
+
+    async def run(self, awaitable: Awaitable[T]) -> T:
+        """Awaits the work; inside it, this is the `current_patience()`.
+
+        Raises:
+            DeadlineError: it took longer, pauses not counted.
+        """
+        token = _PATIENCE.set(self)
+        try:
+            async with self._clock:
+                self._clock.reschedule(asyncio.get_running_loop().time() + self._seconds)
+                return await awaitable
+        except TimeoutError as error:
+            if not self._clock.expired():
+                raise  # the work's own
+            raise DeadlineError(f"waited {self._seconds:.0f} s for {self.name}") from error
+        finally:
+            _PATIENCE.reset(token)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside does not count. Several parts of the work may wait at once."""
+        loop = asyncio.get_running_loop()
+        if not self._pauses:
+            self._left_s = (self._clock.when() or loop.time()) - loop.time()
+            self._clock.reschedule(None)
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                with suppress(RuntimeError):  # the work has ended meanwhile
+                    self._clock.reschedule(loop.time() + self._left_s)
+
+
+_PATIENCE: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+def current_patience() -> Patience | None:
+    """The deadline that this code works under, None without one that can pause."""
+    return _PATIENCE.get()
 
 
 async def together(awaitables: Iterable[Awaitable[T]]) -> list[T]:

@@ -1,7 +1,8 @@
 """Agents as generate functions: `--agent-path my.py:agent`, or `open_session` in one of your own.
 
-An agent is `async def agent(base_url, api_key, sample)`. It works with any client of OpenAI's
-protocol, may start programs of its own, and returns the reward, or None for the configured grader.
+An agent is `async def agent(base_url, api_key, sample)`, or a plain function, which gets a thread
+of its own. It works with any client of OpenAI's protocol, may start programs, and returns the
+reward, or None for the configured grader.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import asyncio
 import logging
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from slime_core.agents.gateway import Gateway
 from slime_core.agents.session import Session
-from slime_core.errors import PluginError
-from slime_core.plugins.load import check_signature, load
+from slime_core.errors import DeadlineError, PluginError
+from slime_core.plugins.load import check_signature, is_async, load
+from slime_core.plugins.threads import in_thread
 from slime_core.rewards.aside import TimeoutAside
 from slime_core.rewards.result import FAILED_BEFORE, ScoreFailure, to_result
 from slime_core.rollout.runtime import Runtime, current
 from slime_core.sample import Sample, Status
+from slime_core.waits import current_patience
 
 log = logging.getLogger(__name__)
 AGENT_NAMES = ("agent", "run_agent")
@@ -70,7 +75,7 @@ async def open_session(
     if runtime.home not in (None, asyncio.get_running_loop()):
         raise PluginError("a session must be opened on the event loop that called the function")
     gateway = runtime.gateway
-    async with gateway.slots:
+    async with _slot(gateway, runtime.args.stage_timeout_s):
         session = Session(runtime, sample, sampling_params or {})
         await session.open()
         base_url = await gateway.admit(session)
@@ -81,6 +86,30 @@ async def open_session(
             await session.close()
     if session.failure is not None and not runtime.stopping():
         raise session.failure
+
+
+@asynccontextmanager
+async def _slot(gateway: Gateway, limit_s: float) -> AsyncIterator[None]:
+    """One of the `agent_concurrency` places; waiting for it counts for no deadline but its own.
+
+    Raises:
+        DeadlineError: none became free within `limit_s`.
+    """
+    patience = current_patience()
+    with patience.paused() if patience is not None else nullcontext():
+        clock = asyncio.timeout(limit_s)
+        try:
+            async with clock:
+                await gateway.slots.acquire()
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"waited {limit_s:.0f} s for a place among the open sessions: raise "
+                "agent_concurrency, or close a session before you open the next"
+            ) from error
+    try:
+        yield
+    finally:
+        gateway.slots.release()
 
 
 async def generate(
@@ -108,12 +137,12 @@ def load_agent(path: str | None) -> Callable[..., Any]:
     """The agent at an import path.
 
     Raises:
-        PluginError: there is none, it is not async, or it cannot be called as agents are.
+        PluginError: there is none, or it cannot be called as agents are.
     """
     if not path:
         raise PluginError("no agent is named: set agent_path")
     agent = load(path, AGENT_NAMES)
-    check_signature(agent, path, CALL, must_be_async=True)
+    check_signature(agent, path, CALL)
     return agent
 
 
@@ -124,9 +153,9 @@ async def _worked(
     limit_s, gateway = args.agent_timeout_s, current().gateway
     assert gateway is not None  # a session is open
     try:
-        reward = await gateway.aside.run(
-            lambda: agent(opened.base_url, opened.api_key, sample), limit_s
-        )
+        call = partial(agent, opened.base_url, opened.api_key, sample)
+        work = call if is_async(agent) else partial(in_thread, args.agent_path, call)
+        reward = await gateway.aside.run(work, limit_s)
     except TimeoutAside:
         return None, "agent_timeout", f"{args.agent_path} took more than {limit_s:g} s"
     except Exception as error:  # whatever an agent raises is its sample's failure, by name

@@ -26,6 +26,7 @@ from slime_core.data.source_state import SourceState
 from slime_core.data.sources import Draw, Group
 from slime_core.errors import DataError, PluginError, SlimeError
 from slime_core.plugins.load import load, source_digest
+from slime_core.plugins.no_exit import no_exit
 from slime_core.refs import digest_of
 from slime_core.sample import Sample, Status
 
@@ -279,7 +280,8 @@ class CustomSource:
 
     def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
         try:
-            return call()
+            with no_exit(f"{self._path} ({what})"):
+                return call()
         except SlimeError:
             raise
         except Exception as error:

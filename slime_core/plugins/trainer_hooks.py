@@ -13,6 +13,7 @@ from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.plugins.load import accepts, check_signature, load, source_digest
+from slime_core.plugins.no_exit import no_exit
 
 LOSS = "custom_loss_function_path"
 ADVANTAGE = "custom_advantage_function_path"
@@ -51,7 +52,8 @@ class TrainerHook:
             PluginError: it raised.
         """
         try:
-            return self.function(*positional, **keywords)
+            with no_exit(self.name):
+                return self.function(*positional, **keywords)
         except SlimeError:
             raise
         except Exception as error:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from slime_core.plugins.no_exit import no_exit
+
 log = logging.getLogger(__name__)
 GRACE_S = 1.0
 
@@ -71,7 +73,8 @@ async def _within(call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float) 
     clock = asyncio.timeout(limit_s)
     try:
         async with clock:
-            return await call()
+            with no_exit("the function"):  # which would end this thread
+                return await call()
     except TimeoutError as error:
         if clock.expired():
             raise TimeoutAside from error

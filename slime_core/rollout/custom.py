@@ -6,16 +6,19 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
-from slime_core.plugins.load import accepts, check_signature, load, source_digest
+from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
+from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.threads import in_thread
 from slime_core.refs import digest_of
 from slime_core.rollout.multiturn import attach_conversations
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample, Status
 from slime_core.store.parts import rollout_positions
-from slime_core.waits import together, within
+from slime_core.waits import Patience, together
 
 GENERATE_NAMES = ("custom_generate", "generate")
 PER_SAMPLE = ("args", "sample", "sampling_params")
@@ -40,9 +43,8 @@ class GenerateFunction:
     @property
     def form(self) -> str:
         """How it is called, in words."""
-        return "async def, called with each group" if self.per_list else (
-            "async def, called for each sample"
-        )  # fmt: skip
+        kind = "async def" if is_async(self.function) else "def (in threads)"
+        return f"{kind}, called {'with each group' if self.per_list else 'for each sample'}"
 
     async def run(self, runtime: Runtime, samples: Sequence[Sample]) -> list[Sample]:
         """Rows of all samples, in their order; fan-out siblings share a rollout_id.
@@ -51,16 +53,12 @@ class GenerateFunction:
             PluginError: the function raised, or returned what cannot be used.
             DeadlineError: it took longer than its deadline.
         """
-        limit_s = runtime.sampling.timeout_s * max(1, getattr(runtime.args, "max_turns", 1))
-        if getattr(runtime.args, "agent_path", None):  # has a deadline of its own, in its turn
-            limit_s = max(limit_s, runtime.args.stage_timeout_s)
         runtime.notes["samples"] = list(samples)
         lists = [sample.prompt for sample in samples if isinstance(sample.prompt, list)]
         chats = [(prompt, copy.deepcopy(prompt)) for prompt in lists]
-        name = f"{self.path} for group {samples[0].group_index}"
         with runtime.active():
             try:
-                rows = await within(name, limit_s, self._call(runtime, samples))
+                rows = await self._call(runtime, samples)
             except SlimeError:
                 raise
             except Exception as error:
@@ -81,8 +79,7 @@ class GenerateFunction:
         if not self.per_list:
             each = await together(self._one(runtime, sample) for sample in samples)
             return [row for rows in each for row in rows]
-        keywords = self._keywords(runtime)
-        found = await self.function(runtime.args, list(samples), **keywords)
+        found = await self._invoke(runtime, samples[0], list(samples))
         if not isinstance(found, (list, tuple)) or len(found) != len(samples):
             shown = len(found) if isinstance(found, (list, tuple)) else repr(found)[:80]
             raise PluginError(f"{self.path} returned {shown} for a list of {len(samples)} samples")
@@ -91,8 +88,24 @@ class GenerateFunction:
 
     async def _one(self, runtime: Runtime, sample: Sample) -> list[Sample]:
         params = runtime.sampling_params(sample)
-        found = await self.function(runtime.args, sample, params, **self._keywords(runtime))
-        return self._siblings(found, sample)
+        return self._siblings(await self._invoke(runtime, sample, sample, params), sample)
+
+    async def _invoke(self, runtime: Runtime, about: Sample, *given: Any) -> Any:
+        """One call under its deadline; a plain function gets a thread of its own."""
+        keywords = self._keywords(runtime)
+        limit_s = runtime.sampling.timeout_s * max(1, getattr(runtime.args, "max_turns", 1))
+        if getattr(runtime.args, "agent_path", None):  # has a deadline of its own
+            limit_s = max(limit_s, runtime.args.stage_timeout_s)
+
+        async def called() -> Any:
+            with no_exit(self.path):
+                if is_async(self.function):
+                    return await self.function(runtime.args, *given, **keywords)
+                call = partial(self.function, runtime.args, *given, **keywords)
+                found = await in_thread(self.path, call)
+                return await found if inspect.isawaitable(found) else found
+
+        return await Patience(f"{self.path} for {about.describe()}", limit_s).run(called())
 
     def _keywords(self, runtime: Runtime) -> dict[str, bool]:
         return {"evaluation": runtime.evaluation} if accepts(self.function, "evaluation") else {}
@@ -136,14 +149,14 @@ def load_generate(path: str) -> GenerateFunction:
     """Loads a generate function and finds out its form.
 
     Raises:
-        PluginError: it does not exist, is not async, or fits neither form.
+        PluginError: it does not exist, or fits neither form.
     """
     function = load(path, GENERATE_NAMES)
     per_list = _takes_list(function)
     call = PER_LIST if per_list else PER_SAMPLE
     if accepts(function, "evaluation"):
         call = (*call, "evaluation=")
-    check_signature(function, path, call, must_be_async=True)
+    check_signature(function, path, call)
     digest = digest_of(["generate", path, source_digest(function)])
     return GenerateFunction(path, function, per_list, digest)
 

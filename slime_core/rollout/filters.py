@@ -10,6 +10,7 @@ import numpy as np
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
+from slime_core.plugins.no_exit import no_exit
 from slime_core.sample import Sample
 
 STD_TOLERANCE = 1e-6
@@ -93,7 +94,8 @@ def judge(path: str | None, args: Any, samples: Sequence[Sample]) -> DynamicFilt
     if not path:
         return DynamicFilterOutput(keep=True)
     try:
-        verdict = load_filter(path)(args, samples)
+        with no_exit(path):
+            verdict = load_filter(path)(args, samples)
     except SlimeError:
         raise
     except Exception as error:

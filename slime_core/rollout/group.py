@@ -7,6 +7,7 @@ from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import check_signature, is_async, load
+from slime_core.plugins.no_exit import no_exit
 from slime_core.rollout.custom import GenerateFunction, load_generate
 from slime_core.rollout.filters import judge, load_filter
 from slime_core.rollout.generate import OPEN_STATES, decode_response, generate
@@ -125,8 +126,9 @@ class GroupMaker:
     async def _hooked(self, row: Sample, segment: int, evaluation: bool) -> Sample:
         for path, hook in self._hooks:
             try:
-                found = hook(self._args, row, rollout_id=segment, evaluation=evaluation)
-                found = await found if is_async(hook) else found
+                with no_exit(path):
+                    found = hook(self._args, row, rollout_id=segment, evaluation=evaluation)
+                    found = await found if is_async(hook) else found
             except SlimeError:
                 raise
             except Exception as error:

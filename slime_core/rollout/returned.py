@@ -14,6 +14,7 @@ from slime_core.data.buffer import FILTERS, GroupBuffer, Select, filter_of_user
 from slime_core.data.sources import Group
 from slime_core.errors import MissingError, PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
+from slime_core.plugins.no_exit import no_exit
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import Owner, put_document, read_document
@@ -88,7 +89,8 @@ def selected(
     buffer = GroupBuffer(None, select)
     buffer.add_samples(groups.values())
     try:
-        picked = [number_of[id(group)] for group in buffer.take(count)]
+        with no_exit("the buffer filter"):
+            picked = [number_of[id(group)] for group in buffer.take(count)]
     except SlimeError:
         raise
     except Exception as error:

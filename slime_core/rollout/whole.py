@@ -11,10 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from slime_core.errors import PluginError, RewardError, SlimeError
 from slime_core.plugins.load import check_signature, is_async, load, source_digest
+from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.threads import in_thread
 from slime_core.refs import digest_of, is_finite
 from slime_core.rollout.custom import complete
 from slime_core.rollout.group_notes import answers_of, drop_of
@@ -107,13 +110,8 @@ class WholeRollout:
         name = f"{self.path} of iteration {number}"
         with runtime.active(), runtime.shared(lasting=not evaluation):
             try:
-                if is_async(self.function):
-                    work = self.function(args, number, source, evaluation=evaluation)
-                else:
-                    work = asyncio.to_thread(
-                        self.function, args, number, source, evaluation=evaluation
-                    )
-                return await within(name, self.limit_s, work)
+                call = partial(self.function, args, number, source, evaluation=evaluation)
+                return await within(name, self.limit_s, self._called(call))
             except SlimeError:
                 runtime.abort.asked = True  # for what it left running
                 raise
@@ -121,6 +119,10 @@ class WholeRollout:
                 runtime.abort.asked = True
                 log.exception("%s failed", name)
                 raise PluginError(f"{self.path} raised {type(error).__name__}: {error}") from error
+
+    async def _called(self, call: Callable[[], Any]) -> Any:
+        with no_exit(self.path):
+            return await (call() if is_async(self.function) else in_thread(self.path, call))
 
 
 @dataclass

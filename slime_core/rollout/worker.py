@@ -28,6 +28,7 @@ from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import tokenize_prompt
 from slime_core.rollout.group import GroupMaker
 from slime_core.rollout.handed_out import HandedOut
+from slime_core.rollout.loop_watch import LoopWatch
 from slime_core.rollout.outcome import Outcome
 from slime_core.rollout.part_writer import PartTarget, PartWriter
 from slime_core.rollout.returned import Choice, commit_choice, read_choice, selected
@@ -91,6 +92,7 @@ class RolloutWorker:
             tokenizer_digest, data_fingerprint and the row counts of the prompts.
         """
         log_to_file(self._settings.log_file, self._config.debug.log_level)
+        self._watch = LoopWatch()
         self._tokenizer = await asyncio.to_thread(
             load_tokenizer, self._config.rollout.hf_checkpoint
         )

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.errors import PluginError
+from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
+from slime_core.plugins.no_exit import no_exit
 from slime_core.sample import Sample
 
 
@@ -58,6 +59,9 @@ def processed_rewards(path: str, args: Any, samples: list[Sample]) -> tuple[np.n
 def _call(path: str, args: Any, argument: str, value: Any) -> Any:
     function = load_batch_hook(path, argument)
     try:
-        return function(args, value)
+        with no_exit(path):
+            return function(args, value)
+    except SlimeError:
+        raise
     except Exception as error:
         raise PluginError(f"{path} raised {type(error).__name__}: {error}") from error

@@ -8,11 +8,14 @@ import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from slime_core.errors import PluginError
 from slime_core.near import nearest
 from slime_core.plugins.load import is_async, load
+from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.threads import in_thread
 from slime_core.tools.calculator import calculate
 from slime_core.tools.sandbox import require_sandbox, run_python_async
 
@@ -121,10 +124,12 @@ async def execute(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float) -
         return f"error: {call.name}: {error}"
     try:
         async with asyncio.timeout(timeout_s):
-            if is_async(tool.function):
-                result = await tool.function(**call.arguments)
-            else:
-                result = await asyncio.to_thread(tool.function, **call.arguments)
+            with no_exit(call.name):
+                if is_async(tool.function):
+                    result = await tool.function(**call.arguments)
+                else:
+                    work = partial(tool.function, **call.arguments)
+                    result = await in_thread(call.name, work)
     except TimeoutError:
         return f"error: {call.name} took more than {timeout_s:g} s"
     except Exception as error:  # whatever a tool raises is an answer to the model

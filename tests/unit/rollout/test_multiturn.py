@@ -147,7 +147,6 @@ def test_a_response_without_tokens_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def generate(args, sample, sampling_params): ...", "must be `async def`"),
         ("async def generate(args): ...", "does not fit"),
         ("async def a(x, y, z): ...\nasync def b(x, y, z): ...", "a, b and no single function"),
     ],

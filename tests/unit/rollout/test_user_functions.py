@@ -1,0 +1,273 @@
+"""Functions of the user's that block, exit, or wait for their turn."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime_core.agents.gateway import Gateway
+from slime_core.errors import DeadlineError, PluginError
+from slime_core.plugins.load import load
+from slime_core.rewards.aside import AsideLoop
+from slime_core.rollout.custom import load_generate
+from slime_core.rollout.filters import judge
+from slime_core.rollout.generate import Sampling
+from slime_core.rollout.group import GroupMaker
+from slime_core.rollout.loop_watch import LoopWatch
+from slime_core.rollout.runtime import Runtime
+from slime_core.rollout.whole import WholeRollout
+from slime_core.sample import Sample, Status
+from slime_core.tools.interface import ToolCall, execute, load_tools
+from slime_core.waits import Patience, apoll, current_patience
+from tests.unit.rollout.scripted import Characters, Script
+
+
+def prompts(count: int = 1) -> list[Sample]:
+    return [Sample(group_index=0, index=i, prompt="q", tokens=[1]) for i in range(count)]
+
+
+def runtime(script: Any = None, timeout_s: float = 20.0, **args: Any) -> Runtime:
+    settings = {"max_turns": 1, "agent_path": None, "stage_timeout_s": 20.0, **args}
+    return Runtime(
+        SimpleNamespace(**settings), Characters(), script or Script(*"abcd"),  # type: ignore[arg-type]
+        None, Sampling(99, {}, timeout_s), lambda sample: sample.index or 0,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+PLAIN = """
+import threading
+from slime.utils.async_utils import run
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+ALL_HERE = threading.Barrier(4)
+
+def generate(args, sample, sampling_params, evaluation=False):
+    ALL_HERE.wait(20)  # four block at once, and nobody else
+    said = run(post(f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate",
+                    {"input_ids": sample.tokens, "sampling_params": sampling_params}))
+    pairs = said["meta_info"]["output_token_logprobs"]
+    sample.append_response_tokens(tokens=[p[1] for p in pairs], log_probs=[p[0] for p in pairs],
+                                  text=said["text"])
+    sample.metadata["thread"] = threading.current_thread().name
+    return sample
+
+def custom_generate(args, samples, evaluation=False):
+    return [generate(args, sample, {"max_new_tokens": 9}) for sample in samples]
+
+def late(args, sample, sampling_params):
+    raise StopIteration("no more")
+"""
+
+
+def test_plain_generate_functions_have_a_thread_each_and_reach_the_engines(tmp_path):
+    (tmp_path / "g.py").write_text(PLAIN)
+    function = load_generate(f"{tmp_path / 'g.py'}:generate")
+    assert function.form == "def (in threads), called for each sample"
+    from slime_core.plugins.upstream_args import ROUTER_HOST
+
+    there = runtime(sglang_router_ip=ROUTER_HOST, sglang_router_port=1)
+    rows = asyncio.run(function.run(there, prompts(4)))
+    assert sorted(row.response for row in rows) == ["a", "b", "c", "d"]
+    assert all(row.status is Status.COMPLETED and "generate" in row.metadata["thread"]
+               for row in rows)  # fmt: skip
+    whole = load_generate(f"{tmp_path / 'g.py'}:custom_generate")
+    assert whole.per_list and whole.form == "def (in threads), called with each group"
+    with pytest.raises(PluginError, match="StopIteration: no more"):
+        asyncio.run(load_generate(f"{tmp_path / 'g.py'}:late").run(runtime(), prompts()))
+
+
+BLOCKS = """
+import threading
+GO_ON = threading.Event()
+
+async def generate(args, sample, sampling_params):
+    GO_ON.wait(20)
+    return sample
+"""
+
+
+def test_one_that_holds_the_event_loop_is_named_while_it_does(tmp_path, caplog):
+    path = tmp_path / "g.py"
+    path.write_text(BLOCKS)
+    function = load_generate(str(path))
+    go_on = load(f"{path}:GO_ON")
+
+    async def body() -> set[tuple[str, str]]:
+        watch = LoopWatch(0.05)
+
+        def release() -> None:
+            while not watch.told:
+                threading.Event().wait(0.01)
+            go_on.set()
+
+        releases = threading.Thread(target=release, daemon=True)
+        releases.start()
+        await function.run(runtime(), prompts())
+        watch.close()
+        return watch.told
+
+    with caplog.at_level("WARNING"):
+        told = asyncio.run(body())
+    assert told == {(str(path), "generate")}, "the loop's own work and this test are not blamed"
+    [said] = [r.getMessage() for r in caplog.records if "held the event loop" in r.getMessage()]
+    assert said.startswith(f"generate ({path}, line 6)") and "make it a plain `def`" in said
+
+
+EXITS = """
+import sys
+async def generate(args, sample, sampling_params): sys.exit(3)
+def plain(args, sample, sampling_params): exit()
+def whole(args, rollout_id, data_source, evaluation=False): sys.exit(3)
+async def awaited(args, rollout_id, data_source, evaluation=False): sys.exit(3)
+def filter(args, samples): sys.exit("no")
+def hook(args, sample, *, rollout_id, evaluation): sys.exit(3)
+async def reward(args, sample): sys.exit(3)
+def tool(code: str) -> str: exec(code)
+async def async_tool(code: str) -> str: exec(code)
+"""
+
+
+def test_sys_exit_ends_a_call_and_never_the_process_or_its_loops(tmp_path):
+    (tmp_path / "e.py").write_text(EXITS)
+    at = lambda name: f"{tmp_path / 'e.py'}:{name}"  # noqa: E731
+
+    async def body() -> None:
+        for name in ("generate", "plain"):
+            with pytest.raises(PluginError, match=rf"{name} called sys.exit\(.*it must return"):
+                await load_generate(at(name)).run(runtime(), prompts())
+        for name in ("whole", "awaited"):
+            with pytest.raises(PluginError, match=r"called sys.exit\(3\)"):
+                whole = WholeRollout.load(at(name), 20.0)
+                await whole.call(runtime(), SimpleNamespace(), 0, None, evaluation=False)
+        with pytest.raises(PluginError, match=r"called sys.exit\('no'\)"):
+            judge(at("filter"), None, prompts())
+        args = SimpleNamespace(
+            custom_generate_function_path=None, dynamic_sampling_filter_path=None,
+            rollout_sample_hook_path=[at("hook")], rollout_skip_special_tokens=False,
+        )  # fmt: skip
+        done = prompts()
+        done[0].status = Status.COMPLETED
+        with pytest.raises(PluginError, match=r"hook called sys.exit\(3\)"):
+            await GroupMaker(args, None).answer(runtime(), done, 0, None)  # type: ignore[arg-type]
+        aside = AsideLoop()
+        reward = load(at("reward"))
+        for _ in range(2):  # the thread of rewards is still there
+            with pytest.raises(PluginError, match=r"called sys.exit\(3\)"):
+                await aside.run(lambda: reward(None, None), 20.0)
+        await aside.close()
+        tools = load_tools([at("tool"), at("async_tool")])
+        for name in tools:
+            said = await execute(tools, ToolCall(name, {"code": "exit()"}), 20.0)
+            assert said.startswith(f"error: PluginError: {name} called sys.exit()")
+
+    asyncio.run(body())
+
+
+WAITS = """
+from slime_core.agents.generate import open_session
+ORDER = []
+
+async def generate(args, sample, sampling_params):
+    async with open_session(sample, sampling_params) as session:
+        ORDER.append(sample.index)
+        await args.work(sample.index)
+    rows = session.rows(1.0)
+    return rows or sample
+"""
+
+
+def test_waiting_for_a_session_does_not_count_against_the_deadline(tmp_path):
+    """Three samples share one place; each holds it until the deadline of the others would long
+    have passed, had it not stood still."""
+    (tmp_path / "g.py").write_text(WAITS)
+    function = load_generate(str(tmp_path / "g.py"))
+    waited: list[bool] = []
+
+    async def body() -> None:
+        there = runtime(timeout_s=5.0)
+        there.gateway = Gateway("m", 1)
+        patiences: dict[int, Patience] = {}
+
+        async def work(index: int) -> None:
+            patience = current_patience()
+            assert patience is not None
+            patiences[index] = patience
+            waited.append(patience._clock.when() is not None)
+            assert patience._left_s <= 5.0
+
+        there.args.work = work
+        await there.gateway.slots.acquire()
+        run = asyncio.ensure_future(function.run(there, prompts(3)))
+
+        async def all_wait() -> bool | None:
+            return len(there.gateway.slots._waiters or ()) == 3 or None  # type: ignore[union-attr]
+
+        await apoll("three to wait", 20.0, all_wait, interval_s=0.001)
+        there.gateway.slots.release()
+        rows = await run
+        assert len(rows) == 3
+        await there.gateway.close()
+
+    asyncio.run(body())
+    assert waited == [True] * 3
+
+
+def test_a_pause_stops_the_clock_and_only_the_rest_counts_afterwards():
+    """A loop whose time is turned by hand."""
+    loop = asyncio.new_event_loop()
+    now_s = [0.0]
+    loop.time = lambda: now_s[0]  # type: ignore[method-assign]
+
+    async def body() -> list[float | None]:
+        patience, seen = Patience("work", 10.0), []
+
+        async def work() -> None:
+            now_s[0] = 4.0
+            with patience.paused():
+                seen.append(patience._clock.when())
+                now_s[0] = 1000.0
+                with patience.paused():
+                    now_s[0] = 2000.0
+                seen.append(patience._clock.when())
+            seen.append(patience._clock.when())
+
+        await patience.run(work())
+        return seen
+
+    try:
+        assert loop.run_until_complete(body()) == [None, None, 2006.0]
+    finally:
+        loop.close()
+
+
+def test_a_place_that_never_becomes_free_has_a_deadline_of_its_own(tmp_path):
+    (tmp_path / "g.py").write_text(WAITS)
+    function = load_generate(str(tmp_path / "g.py"))
+
+    async def body() -> None:
+        there = runtime(stage_timeout_s=0.05)
+        there.gateway = Gateway("m", 1)
+        await there.gateway.slots.acquire()
+        with pytest.raises(DeadlineError, match="a place among the open sessions: raise agent_con"):
+            await function.run(there, prompts())
+
+    asyncio.run(body())
+
+
+def test_work_that_takes_too_long_is_named_and_its_own_timeouts_stay_its_own():
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    async def own() -> None:
+        raise TimeoutError("mine")
+
+    async def body() -> None:
+        with pytest.raises(DeadlineError, match="waited 0 s for g"):
+            await Patience("g", 0.01).run(slow())
+        with pytest.raises(TimeoutError, match="mine"):
+            await Patience("g", 20.0).run(own())
+
+    asyncio.run(body())
