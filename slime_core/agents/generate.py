@@ -21,6 +21,7 @@ from slime_core.agents.session import Session
 from slime_core.errors import DeadlineError, PluginError
 from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.plugins.threads import in_thread
+from slime_core.plugins.user_code import raised
 from slime_core.rewards.aside import TimeoutAside
 from slime_core.rewards.result import FAILED_BEFORE, ScoreFailure, to_result
 from slime_core.rollout.runtime import Runtime, current
@@ -159,7 +160,7 @@ async def _worked(
     except TimeoutAside:
         return None, "agent_timeout", f"{args.agent_path} took more than {limit_s:g} s"
     except Exception as error:  # whatever an agent raises is its sample's failure, by name
-        message = f"{args.agent_path} raised {type(error).__name__}: {error}"
+        message = f"{args.agent_path} raised {raised(error)}"
         trace = "".join(traceback.format_tb(error.__traceback__)).rstrip()
         if gateway.first_time(trace):
             log.warning("%s: %s\n%s", sample.describe(), message, trace)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from slime_core.errors import SlimeError
+from slime_core.plugins.user_code import raised
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
         result = {"error": str(error)}
     except Exception as error:
         where = _where(error, path)
-        result = {"error": f"{path} raised {type(error).__name__}: {error}{where}"}
+        result = {"error": f"{path} raised {raised(error)}{where}"}
     answers.write(json.dumps(result).encode() + b"\n")
     os._exit(0)  # whatever threads it left
 

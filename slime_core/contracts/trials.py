@@ -57,8 +57,10 @@ async def trial(name: str, path: str, config: str | None) -> list[str]:
         PluginError, DataError, ConfigError: what is wrong with it, in one sentence.
     """
     if name in CALLS:
-        load_trainer_hook(name, path)
-        return ["its parameters fit; it was not called, for that takes a trainer"]
+        load_trainer_hook(name, path)  # says what does not fit before anything heavy is imported
+        from slime_core.contracts.trainer_trials import trainer_trial
+
+        return trainer_trial(name, example_args(config), path)
     return await TRIALS[name](example_args(config), path)
 
 

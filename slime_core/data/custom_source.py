@@ -26,7 +26,7 @@ from slime_core.data.source_state import SourceState
 from slime_core.data.sources import Draw, Group
 from slime_core.errors import DataError, PluginError, SlimeError
 from slime_core.plugins.load import load, source_digest
-from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.refs import digest_of
 from slime_core.sample import Sample, Status
 
@@ -285,9 +285,7 @@ class CustomSource:
         except SlimeError:
             raise
         except Exception as error:
-            raise PluginError(
-                f"{self._path} ({what}) raised {type(error).__name__}: {error}"
-            ) from error
+            raise PluginError(f"{self._path} ({what}) raised {raised(error)}") from error
 
 
 def as_groups(found: list[Any], count: int, size: int, name: str) -> list[Group]:

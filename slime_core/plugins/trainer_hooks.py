@@ -13,7 +13,7 @@ from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.args_view import ArgsView
 from slime_core.plugins.load import accepts, check_signature, load, source_digest
-from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.user_code import no_exit, raised
 
 LOSS = "custom_loss_function_path"
 ADVANTAGE = "custom_advantage_function_path"
@@ -57,7 +57,7 @@ class TrainerHook:
         except SlimeError:
             raise
         except Exception as error:
-            raise PluginError(f"{self.name} raised {type(error).__name__}: {error}") from error
+            raise PluginError(f"{self.name} raised {raised(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from slime_core.plugins.no_exit import no_exit
+from slime_core.errors import PluginError
+from slime_core.plugins.user_code import is_cancelled, no_exit
 
 log = logging.getLogger(__name__)
 GRACE_S = 1.0
@@ -34,6 +35,12 @@ class AsideLoop:
             return await asyncio.wait_for(asyncio.wrap_future(future), limit_s + GRACE_S)
         except TimeoutAside:
             raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            if self._loop is loop:
+                self._loop = None
+            raise PluginError("the function ended the thread that it ran in") from error
         except TimeoutError as error:
             if future.done() and not future.cancelled():
                 raise  # the function's own
@@ -45,11 +52,11 @@ class AsideLoop:
     async def close(self) -> None:
         """Stops the thread; one that is stuck ends with the process."""
         loop, self._loop = self._loop, None
-        if loop is not None:
+        if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(loop.stop)
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+        if self._loop is None or self._loop.is_closed():  # a function may have stopped it
             self._loop = asyncio.new_event_loop()
             threading.Thread(
                 target=_serve, args=(self._loop,), name="async rewards", daemon=True

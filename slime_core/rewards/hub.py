@@ -12,6 +12,7 @@ from typing import Any
 
 from slime_core.errors import ConfigError
 from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
+from slime_core.plugins.user_code import raised
 from slime_core.rewards.aside import AsideLoop, TimeoutAside
 from slime_core.rewards.math_text import boxed_content
 from slime_core.rewards.registry import BOXED, REWARD_NAMES, Grader, grader_named
@@ -273,7 +274,7 @@ class RewardHub:
             how = ", all that time without letting its thread go" if error.blocked else ""
             return ScoreFailure("timeout", f"{path} took more than {limit_s:g} s{how}", "")
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
+            message = raised(error)
             trace = "".join(traceback.format_tb(error.__traceback__))
             return self._failed(Answer(None, "exception", message, trace), path)
 

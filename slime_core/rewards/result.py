@@ -25,6 +25,7 @@ REASONS = (
     "agent_timeout",
     "agent_silent",
 )
+UNKNOWN = "__repr__"
 FAILED_BEFORE = "rollout_error"
 """Entry of a sample's metadata, {"reason", "message"}: why there is nothing to grade."""
 
@@ -84,7 +85,14 @@ def to_result(value: Any, grader: str, reward_key: str | None, name: str) -> Sco
         reward_key: entry of a dict to train on; must be set for dicts and only for them.
         name: the grader, for messages.
     """
-    picked = value
+    try:
+        picked = value = plain(value)
+    except RecursionError:
+        message = f"{name} returned a value that is nested too deeply"
+        return ScoreFailure("not_a_number", message, grader)
+    if isinstance(value, dict) and set(value) == {UNKNOWN}:
+        message = f"{name} returned {value[UNKNOWN]}, which is not a number"
+        return ScoreFailure("not_a_number", message, grader)
     if isinstance(value, dict):
         if not reward_key:
             keys = ", ".join(map(str, value))
@@ -107,6 +115,19 @@ def to_result(value: Any, grader: str, reward_key: str | None, name: str) -> Sco
     return Score(value if isinstance(value, dict) else number, number, grader)
 
 
+def plain(value: Any) -> Any:
+    """What a grader returned as the store and JSON can carry it; anything else by its repr."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+    if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
+        return float(value)
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    return {UNKNOWN: _short(value)}
+
+
 def _number(value: Any) -> float | None:
     """A float from a number, a numpy scalar or a scalar tensor; None for anything else."""
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
@@ -120,5 +141,8 @@ def _number(value: Any) -> float | None:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:
+        shown = f"a {type(value).__name__} that cannot be shown"
     return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -19,6 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from slime_core.plugins.user_code import raised
+from slime_core.rewards.result import plain
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MAX_MESSAGE_CHARS = 500
@@ -72,7 +75,7 @@ def _graded(function: Callable[..., Any], item: list[Any], timeout_s: float) -> 
             value = function(*item)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return {"value": _plain(value)}
+        return {"value": plain(value)}
     except SoftTimeout:
         return {"reason": "timeout", "message": f"took more than {timeout_s:g} s"}
     except MemoryError:
@@ -101,19 +104,8 @@ def _function(target: str, args_json: str) -> Callable[..., Any]:
     return lambda sample: function(args, Sample.from_dict(sample))
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON can carry it; what it cannot is told by its repr."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if getattr(value, "shape", None) == ():
-        value = value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return {"__repr__": repr(value)[:MAX_MESSAGE_CHARS]}
-
-
 def _shown(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS]
+    return raised(error)[:MAX_MESSAGE_CHARS]
 
 
 def _alarm(signum: int, frame: Any) -> None:

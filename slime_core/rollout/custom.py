@@ -11,8 +11,8 @@ from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
-from slime_core.plugins.no_exit import no_exit
 from slime_core.plugins.threads import in_thread
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.refs import digest_of
 from slime_core.rollout.multiturn import attach_conversations
 from slime_core.rollout.runtime import Runtime
@@ -62,7 +62,7 @@ class GenerateFunction:
             except SlimeError:
                 raise
             except Exception as error:
-                raise PluginError(f"{self.path} raised {type(error).__name__}: {error}") from error
+                raise PluginError(f"{self.path} raised {raised(error)}") from error
         attach_conversations(runtime, rows)
         for row in rows:  # a function may have grown the prompt's own list into the conversation
             row.prompt = next((old for now, old in chats if now is row.prompt), row.prompt)

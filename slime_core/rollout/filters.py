@@ -10,7 +10,7 @@ import numpy as np
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
-from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.sample import Sample
 
 STD_TOLERANCE = 1e-6
@@ -99,7 +99,7 @@ def judge(path: str | None, args: Any, samples: Sequence[Sample]) -> DynamicFilt
     except SlimeError:
         raise
     except Exception as error:
-        raise PluginError(f"{path} raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{path} raised {raised(error)}") from error
     if isinstance(verdict, (bool, np.bool_)):
         return DynamicFilterOutput(keep=bool(verdict))
     if not hasattr(verdict, "keep"):

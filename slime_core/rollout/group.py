@@ -7,7 +7,7 @@ from typing import Any
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import check_signature, is_async, load
-from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.rollout.custom import GenerateFunction, load_generate
 from slime_core.rollout.filters import judge, load_filter
 from slime_core.rollout.generate import OPEN_STATES, decode_response, generate
@@ -132,7 +132,7 @@ class GroupMaker:
             except SlimeError:
                 raise
             except Exception as error:
-                raise PluginError(f"{path} raised {type(error).__name__}: {error}") from error
+                raise PluginError(f"{path} raised {raised(error)}") from error
             if found is not None and not isinstance(found, Sample):
                 raise PluginError(f"{path} returned {found!r:.80}; a Sample or None is needed")
             row = row if found is None else found

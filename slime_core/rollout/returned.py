@@ -14,7 +14,7 @@ from slime_core.data.buffer import FILTERS, GroupBuffer, Select, filter_of_user
 from slime_core.data.sources import Group
 from slime_core.errors import MissingError, PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
-from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.documents import Owner, put_document, read_document
@@ -94,7 +94,7 @@ def selected(
     except SlimeError:
         raise
     except Exception as error:
-        raise PluginError(f"the buffer filter raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"the buffer filter raised {raised(error)}") from error
     left = {number_of[id(group)] for group in buffer.groups}
     return picked, [number for number in groups if number not in left and number not in picked]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from slime_core.errors import PluginError, RewardError, SlimeError
 from slime_core.plugins.load import check_signature, is_async, load, source_digest
-from slime_core.plugins.no_exit import no_exit
 from slime_core.plugins.threads import in_thread
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.refs import digest_of, is_finite
 from slime_core.rollout.custom import complete
 from slime_core.rollout.group_notes import answers_of, drop_of
@@ -118,7 +118,7 @@ class WholeRollout:
             except Exception as error:
                 runtime.abort.asked = True
                 log.exception("%s failed", name)
-                raise PluginError(f"{self.path} raised {type(error).__name__}: {error}") from error
+                raise PluginError(f"{self.path} raised {raised(error)}") from error
 
     async def _called(self, call: Callable[[], Any]) -> Any:
         with no_exit(self.path):

@@ -9,7 +9,7 @@ import numpy as np
 
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
-from slime_core.plugins.no_exit import no_exit
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.sample import Sample
 
 
@@ -64,4 +64,4 @@ def _call(path: str, args: Any, argument: str, value: Any) -> Any:
     except SlimeError:
         raise
     except Exception as error:
-        raise PluginError(f"{path} raised {type(error).__name__}: {error}") from error
+        raise PluginError(f"{path} raised {raised(error)}") from error

@@ -14,8 +14,8 @@ from typing import Any
 from slime_core.errors import PluginError
 from slime_core.near import nearest
 from slime_core.plugins.load import is_async, load
-from slime_core.plugins.no_exit import no_exit
 from slime_core.plugins.threads import in_thread
+from slime_core.plugins.user_code import no_exit, raised
 from slime_core.tools.calculator import calculate
 from slime_core.tools.sandbox import require_sandbox, run_python_async
 
@@ -133,7 +133,7 @@ async def execute(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float) -
     except TimeoutError:
         return f"error: {call.name} took more than {timeout_s:g} s"
     except Exception as error:  # whatever a tool raises is an answer to the model
-        return f"error: {type(error).__name__}: {error}"
+        return f"error: {raised(error)}"
     return as_text(result)
 
 

@@ -117,6 +117,7 @@ reduce = 3
 
 ROLLOUT = """
 def answer(args, sample, sampling_params): ...
+def respond(args): ...
 def keep(samples): ...
 def look(args, sample): ...
 def remove(args): ...
@@ -215,7 +216,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     ),
     "functions of the rollout that do not fit": (
         lambda folder: [
-            *(QUICKSTART, "--custom-generate-function-path", f"{plugin(folder, ROLLOUT)}:answer"),
+            *(QUICKSTART, "--custom-generate-function-path", f"{plugin(folder, ROLLOUT)}:respond"),
             *("--dynamic-sampling-filter-path", f"{folder / 'grade.py'}:keep"),
             *("--rollout-sample-hook-path", f"{folder / 'grade.py'}:look"),
             *("--rollout-sample-filter-path", f"{folder / 'grade.py'}:remove"),
@@ -223,7 +224,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             *("--tool-paths", f"{folder / 'grade.py'}:number"),
         ],
         [
-            "grade.py:answer must be `async def`, since it is awaited",
+            "grade.py:respond(args) does not fit: it is called as (args, sample, sampling_params",
             "grade.py:keep(samples) does not fit: it is called as (args, samples)",
             "grade.py:look(args, sample) does not fit: it is called as (args, sample, rollout_id=",
             "grade.py:remove(args) does not fit: it is called as (args, groups)",

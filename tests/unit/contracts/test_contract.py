@@ -61,6 +61,11 @@ async def turns_missing(args, sample, sampling_params):
     return args.search_url
 def keeps_all(args, rollout_id, buffer, num_samples): return list(buffer)
 def one_list(args, samples): return [1.0]
+def no_gradient(args, batch, logits, mean): return mean(logits.sum(-1).detach()), {}
+def of_rows(args, batch, logits, mean): return mean(logits[:4, 0]), {}
+def too_few(args, rollout_data): rollout_data["advantages"] = rollout_data["log_probs"][1:]
+def one(args, *, pg_loss, **others): return pg_loss
+def a_number(total_lengths, response_lengths, loss_masks, calculate_per_token_loss): return 1.0
 def few(args, rollout_id, data_source, evaluation=False): return data_source.get_samples(1)
 class Forgets:
     count = 0
@@ -91,13 +96,56 @@ class Forgets:
         ("rollout", "few", "returned 1 groups, rollout_batch_size is 3"),
         ("source", "Forgets", "after a restart, not with"),
         ("custom_loss_function_path", "two", "does not fit"),
+        ("loss", "no_gradient", "gave a loss without gradient"),
+        ("loss", "of_rows", "sum_of_sample_mean takes a value for each of the 14 response tokens"),
+        ("advantage", "too_few", "must set rollout_data['advantages'] to a list of 4 tensors"),
+        ("tis", "one", "must return (pg_loss, loss masks, metrics)"),
+        ("pg_loss_reducer", "a_number", "must return a function from token losses to a number"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(capsys, tmp_path, hook, name, says):
     (tmp_path / "my.py").write_text(WRONG)
-    status, text = said(capsys, hook, f"{tmp_path / 'my.py'}:{name}", "--timeout-s", "3")
+    limit = ("--timeout-s", "3") if name == "hangs" else ()
+    status, text = said(capsys, hook, f"{tmp_path / 'my.py'}:{name}", *limit)
     assert status == 2 and text.startswith("slime: ") and "Traceback" not in text
     assert says in text and text.count("\n") == 1, text
+
+
+TRAINERS = """
+import torch
+def loss(args, batch, logits, mean):
+    targets = torch.cat([t[-n:] for t, n in zip(batch["tokens"], batch["response_lengths"])])
+    return mean(-logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]), {"one": torch.ones(())}
+def careless(args, batch, logits, mean): return logits.sum(), {}
+def advantages(args, rollout_data):
+    lengths, rewards = rollout_data["response_lengths"], rollout_data["rewards"]
+    rollout_data["advantages"] = [torch.full((n,), r) for n, r in zip(lengths, rewards)]
+def nothing(args, *, pg_loss, loss_masks, **others): return pg_loss * 0, loss_masks, {}
+def tis(args, *, pg_loss, loss_masks, **others): return pg_loss, loss_masks, {}
+def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+    return lambda values: sum(
+        (v * m).sum() for v, m in zip(values.split(response_lengths), loss_masks)) / 10
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hook", "name", "says"),
+    [
+        ("loss", "loss", ("10 of 10 trained tokens have a gradient", "metrics: one 1.0000")),
+        ("loss", "careless", ("note: 4 tokens outside of the loss mask have a gradient too",)),
+        ("advantage", "advantages",
+         ("worth [1.0, -1.0, 0.5, 0.5], are [[1.0, 1.0, 1.0, 1.0, 1.0], [-1.0], [0.5,",)),
+        ("tis", "tis", ("10 of 10 trained tokens have a gradient", "pg_loss")),
+        ("tis", "nothing", ("note: no token has a gradient, so nothing would be learned",)),
+        ("pg_loss_reducer", "reducer", ("10 of 10 trained tokens have a gradient",)),
+    ],
+)  # fmt: skip
+def test_the_trainers_functions_are_called_on_a_batch(capsys, tmp_path, hook, name, says):
+    (tmp_path / "my.py").write_text(TRAINERS)
+    status, text = said(capsys, hook, f"{tmp_path / 'my.py'}:{name}")
+    assert status == 0 and all(words in text for words in says), text
+    assert ("outside" in text) == (name == "careless")
 
 
 def test_an_example_of_the_documentation_passes(capsys):

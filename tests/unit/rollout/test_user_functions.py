@@ -11,11 +11,13 @@ from slime_core.agents.gateway import Gateway
 from slime_core.errors import DeadlineError, PluginError
 from slime_core.plugins.load import load
 from slime_core.rewards.aside import AsideLoop
+from slime_core.rewards.hub import RewardHub, RewardSettings
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import judge
 from slime_core.rollout.generate import Sampling
 from slime_core.rollout.group import GroupMaker
 from slime_core.rollout.loop_watch import LoopWatch
+from slime_core.rollout.outcome import unstorable
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.whole import WholeRollout
 from slime_core.sample import Sample, Status
@@ -164,6 +166,93 @@ def test_sys_exit_ends_a_call_and_never_the_process_or_its_loops(tmp_path):
             assert said.startswith(f"error: PluginError: {name} called sys.exit()")
 
     asyncio.run(body())
+
+
+STRANGE = """
+import asyncio
+
+class Silent(Exception):
+    def __str__(self): raise ValueError("no text")
+
+async def cancelled(args, *given):
+    inner = asyncio.ensure_future(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(inner.cancel)
+    await inner
+
+async def silent(args, *given): raise Silent
+def plain(args, sample, sampling_params): raise Silent
+async def stops(args, sample):
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(60)
+async def odd(args, sample): return {"score": 1.0, "more": object(), 3: Strange()}
+async def listed(args, sample): return [1.0]
+async def deep(args, sample):
+    value = {}
+    for _ in range(5000): value = {"in": value}
+    return {"score": 1.0, "more": value}
+async def good(args, sample): return 0.5
+class Strange:
+    def __repr__(self): raise ValueError
+"""
+
+
+def test_cancellations_and_errors_of_a_functions_own_cost_its_own_call(tmp_path):
+    (tmp_path / "s.py").write_text(STRANGE)
+    at = lambda name: f"{tmp_path / 's.py'}:{name}"  # noqa: E731
+    wanted = {
+        "cancelled": "cancelled raised CancelledError: something that it awaited was cancelled",
+        "silent": "silent raised Silent: (its text raises an error itself)",
+        "plain": "plain raised Silent: (its text raises an error itself)",
+    }
+
+    async def body() -> None:
+        for name, says in wanted.items():
+            with pytest.raises(PluginError) as error:
+                await load_generate(at(name)).run(runtime(), prompts())
+            assert str(error.value).endswith(says)
+        outer = asyncio.ensure_future(load_generate(at("cancelled")).run(runtime(), prompts()))
+        outer.cancel()  # from outside it stays what it is
+        with pytest.raises(asyncio.CancelledError):
+            await outer
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "says"),
+    [
+        ("cancelled", "exception", "something that it awaited was cancelled"),
+        ("silent", "exception", "Silent: (its text raises an error itself)"),
+        ("stops", "exception", "the function ended the thread that it ran in"),
+        ("listed", "not_a_number", "returned [1.0], which is not a number"),
+        ("deep", "not_a_number", "returned a value that is nested too deeply"),
+        ("odd", None, ""),
+    ],
+)
+def test_a_strange_reward_costs_its_sample_and_the_next_one_is_graded(tmp_path, name, reason, says):
+    (tmp_path / "s.py").write_text(STRANGE)
+
+    async def body() -> tuple[Any, Any]:
+        key = "score" if name in ("odd", "deep") else None
+        path = f"{tmp_path / 's.py'}:{name}"
+        settings = RewardSettings(custom_rm_path=path, reward_key=key, reward_timeout_s=20.0)
+        hub = RewardHub(settings, None)
+        result = await hub.score(prompts()[0])
+        after = hub.variant(custom_rm_path=f"{tmp_path / 's.py'}:good", reward_key=None)
+        good = await after.score(prompts()[0])
+        await after.close()
+        await hub.close()
+        return result, good
+
+    result, good = asyncio.run(body())
+    assert good.number == 0.5
+    if reason is None:
+        assert result.value["score"] == 1.0 and set(result.value) == {"score", "more", "3"}
+        row = prompts()[0]
+        row.reward = result.value
+        assert unstorable([row]) is None
+    else:
+        assert (result.reason, says in result.message) == (reason, True), result
 
 
 WAITS = """
