@@ -28,6 +28,8 @@ MEGATRON_PLACE, SGLANG_PLACE = "--OPTION-OF-MEGATRON", f"{SGLANG_PREFIX}OPTION"
 """Stand in the help for flags that the parser does not list; none of them is a flag."""
 
 
+LONG_DASHES = ("\u2010", "\u2013", "\u2014", "\u2212")
+"""What documents and chats make of a flag's two hyphens."""
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-(inf|nan)", re.ASCII)
 """What follows a flag as its value, and is no flag itself: -1, -.5, -1e-3."""
 SENTENCES = (
@@ -185,6 +187,9 @@ def unknown(token: str, parser: argparse.ArgumentParser, more: Iterable[str] = (
     Args:
         more: flags that are known besides the parser's.
     """
+    if token.startswith(LONG_DASHES):
+        plain = token.lstrip("".join(LONG_DASHES) + "-")
+        return f"unexpected argument {token}: it begins with a long dash; write --{plain}"
     if not token.startswith("-"):
         return f"unexpected argument {token}: values follow a flag, as in --seed 7"
     flag = token.partition("=")[0]

@@ -124,8 +124,12 @@ def build_config(tree: dict[str, Any], file: str = "", given: Collection[str] = 
         raise ConfigError("\n".join(_sentences(error, file, given))) from error
 
 
-def value_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with single values, each by itself: where a tree cannot be made yet."""
+def value_problems(values: Mapping[str, Any], file: str = "") -> list[str]:
+    """What is wrong with single values, each by itself: where a tree cannot be made yet.
+
+    Args:
+        file: where they were read; without it they are named as flags.
+    """
     problems: list[str] = []
     for name, value in values.items():
         group = field_groups().get(name)
@@ -137,7 +141,7 @@ def value_problems(values: Mapping[str, Any]) -> list[str]:
             TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
             item = {**error.errors()[0], "type": "value", "input": value}
-            problems.append(_sentence((group, name), item, "", values))
+            problems.append(_sentence((group, name), item, file, () if file else values))
     return problems
 
 
@@ -148,7 +152,12 @@ def yaml_fault(error: yaml.YAMLError) -> str:
         return f", line {mark.line + 1}: {error.problem}"
     if mark is None:
         return " is not valid YAML: only text can be read"
-    if "'\\t'" in str(getattr(error, "problem", "")):
+    problem = str(getattr(error, "problem", ""))
+    if "another document" in problem:
+        return f", line {mark.line + 1}: a second document begins with `---`: keep one"
+    if isinstance(error, yaml.constructor.ConstructorError):
+        return f", line {mark.line + 1}: only plain values are read, no tags such as `!!python/...`"
+    if "'\\t'" in problem:
         return f", line {mark.line + 1}: YAML is indented with spaces, not with tabs"
     return (
         f", line {mark.line + 1}, column {mark.column + 1} is not valid YAML: look there, and in "
@@ -166,6 +175,7 @@ def unknown_name(name: str, known: list[str], what: str) -> ConfigError:
 def _check_keys(tree: dict[str, Any], where: str) -> None:
     """Refuses every key that is unknown or stands in the wrong place, one line each."""
     problems: list[str] = []
+    known: dict[str, Any] = {}
     for group, content in tree.items():
         if group not in RunConfig.model_fields and group != "extends":
             problems.append(_no_group(str(group)))
@@ -176,8 +186,10 @@ def _check_keys(tree: dict[str, Any], where: str) -> None:
         else:
             unknown = [str(key) for key in content if key not in model.model_fields]
             problems += [_misplaced(key, group) for key in unknown]
-    if problems:
-        raise ConfigError("\n".join(f"{where}: {problem}" for problem in problems))
+            known |= {key: value for key, value in content.items() if key in model.model_fields}
+    if problems:  # what the right keys hold is told with them, so that nobody has to come twice
+        lines = [f"{where}: {problem}" for problem in problems] + value_problems(known, where)
+        raise ConfigError("\n".join(lines))
 
 
 def _no_group(name: str) -> str:

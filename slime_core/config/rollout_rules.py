@@ -15,7 +15,17 @@ WITHOUT_LABEL = ("random", "ifeval", "ifbench", "remote_rm", "regex", "json_sche
 
 def validate(config: RunConfig) -> str | None:
     """Every rule that is broken, a full sentence a line."""
-    rules = (_reward, _reward_options, _shaping, _sampling, _length, _tools, _agent, _custom)
+    rules = (
+        _reward,
+        _reward_options,
+        _shaping,
+        _sampling,
+        _decoding,
+        _length,
+        _tools,
+        _agent,
+        _custom,
+    )
     problems = [problem for rule in rules if (problem := rule(config))]
     return "\n".join(problems) or None
 
@@ -58,6 +68,19 @@ def _shaping(config: RunConfig) -> str | None:
             f"grows: 1 to rollout_max_response_len ({limit}), not {rewards.overlong_buffer_len}"
         )
     return None
+
+
+def _decoding(config: RunConfig) -> str | None:
+    problems = []
+    chosen = {"rollout_top_k": config.rollout.rollout_top_k, "eval_top_k": config.eval.eval_top_k}
+    for name, value in chosen.items():
+        if value is not None and value != -1 and value < 1:
+            problems.append(f"{name} must be -1 (all tokens) or at least 1, not {value}")
+    if not all(config.rollout.rollout_stop):
+        problems.append(
+            "rollout_stop has an empty text, which would end every response: leave it out"
+        )
+    return "\n".join(problems) or None
 
 
 def _sampling(config: RunConfig) -> str | None:

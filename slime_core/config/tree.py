@@ -175,11 +175,11 @@ class EvalGroup(Group):
     """Samples of each prompt."""
     eval_temperature: Operational[float | None] = Field(default=None, ge=0)
     """Temperature; 0 is greedy. Default rollout_temperature."""
-    eval_top_p: Operational[float | None] = None
+    eval_top_p: Operational[float | None] = Field(default=None, gt=0, le=1)
     """Nucleus; default rollout_top_p."""
     eval_top_k: Operational[int | None] = None
     """Top-k; default rollout_top_k."""
-    eval_max_response_len: Operational[int | None] = None
+    eval_max_response_len: Operational[int | None] = Field(default=None, ge=1)
     """Most tokens of a response; default rollout_max_response_len."""
     eval_reward_key: Operational[str | None] = None
     """Which entry of a dict reward is the score; default reward_key."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_core.errors import ConfigError
+from slime_core.evaluation.kinds import wrong_values
 from slime_core.near import nearest
 
 # Fields whose flag is not called eval_<field> or rollout_<field>.
@@ -28,9 +29,6 @@ OTHER_FLAGS = {
     "label_key": ("eval_label_key", "label_key"),
     "tool_key": ("eval_tool_key", "tool_key"),
 }
-TEXTS = ("path", "rm_type", "custom_rm_path", "input_key", "label_key", "metadata_key", "tool_key")
-NUMBERS = ("temperature", "top_p", "top_k", "repetition_penalty")
-COUNTS = ("n_samples_per_eval_prompt", "max_response_len", "max_prompt_len", "min_eval_samples")
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def resolve_eval_datasets(
     config = dict(eval_config or {})
     if "eval" in config:
         _refuse_unknown(config, ["eval"], "the evaluation file")
-        config = dict(config["eval"] or {})
+        config = _mapping(config["eval"] or {}, "`eval` of the evaluation file")
     _refuse_unknown(config, ["defaults", "datasets"], "the evaluation settings")
     defaults = _entry(config.get("defaults") or {}, "eval defaults")
     if "name" in defaults:
@@ -123,7 +121,10 @@ def _entries(datasets: Any) -> list[dict[str, Any]]:
     if datasets is None:
         return []
     if isinstance(datasets, Mapping):
-        datasets = [{"name": name, **(entry or {})} for name, entry in datasets.items()]
+        datasets = [
+            {"name": name, **_mapping(entry or {}, f"eval dataset {name!r}")}
+            for name, entry in datasets.items()
+        ]
     if not isinstance(datasets, Sequence) or isinstance(datasets, str):
         raise ConfigError("eval datasets must be a list of entries or a mapping from names")
     entries = []
@@ -136,9 +137,14 @@ def _entries(datasets: Any) -> list[dict[str, Any]]:
 
 
 def _entry(raw: Any, where: str) -> dict[str, Any]:
+    entry = _mapping(raw, where)
+    _refuse_unknown(entry, FIELDS, where)
+    return entry
+
+
+def _mapping(raw: Any, where: str) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"{where} must be a mapping, not {type(raw).__name__}")
-    _refuse_unknown(raw, FIELDS, where)
+        raise ConfigError(f"{where} must hold keys and values, such as `path:`, not {raw!r}")
     return dict(raw)
 
 
@@ -191,21 +197,6 @@ def _resolved(
     label = f"eval dataset {values['name']!r}"
     if not values.get("path"):
         raise ConfigError(f"{label} needs a `path`")
-    _check_kinds(label, values)
-    for name in COUNTS:
-        value = values.get(name)
-        if value is not None and (type(value) not in (int, float) or value % 1 or value < 1):
-            raise ConfigError(f"{label}: {name} must be a whole number from 1, not {value!r}")
-    if (values.get("temperature") or 0) < 0:
-        raise ConfigError(f"{label}: temperature must not be negative")
+    if problems := wrong_values(values):
+        raise ConfigError("\n".join(f"{label}: {problem}" for problem in problems))
     return EvalDataset(**values)
-
-
-def _check_kinds(label: str, values: Mapping[str, Any]) -> None:
-    for name in TEXTS:
-        if not isinstance(values.get(name), str | None):
-            raise ConfigError(f"{label}: {name} must be text, not {values[name]!r}")
-    for name in NUMBERS:
-        value = values.get(name)
-        if value is not None and type(value) not in (int, float):
-            raise ConfigError(f"{label}: {name} must be a number, not {value!r}")

@@ -354,7 +354,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     ),
     "an evaluation with a wrong type": (
         evaluated("temperature: hot"),
-        ["eval dataset 'a': temperature must be a number, not 'hot'"],
+        ["eval dataset 'a': temperature must be a number of at least 0, not 'hot'"],
     ),
     "an evaluation longer than the context": (
         evaluated("max_response_len: 400"),

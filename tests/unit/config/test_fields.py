@@ -15,7 +15,8 @@ from slime_core.config.fields import (
 from slime_core.config.tree import RunConfig
 from tests.unit.config.trees import small
 
-CHANGED = {  # another valid value for fields whose type does not give one by itself
+CHANGED = {
+    "eval_top_p": 0.5,  # another valid value for fields whose type does not give one by itself
     "device": "cpu",
     "rollout_engine": "embedded",
     "old_log_probs": "recompute",

@@ -79,6 +79,7 @@ def test_engine_options_are_collected_under_their_own_names():
         (["--rollout-batch", "4"], r"--rollout-batch: did you mean --rollout-batch-size\?"),
         (["--zzz"], "unknown flag --zzz: `slime train --help` lists all flags"),
         (["stray"], "unexpected argument stray"),
+        (["\u2014num-rollout"], "it begins with a long dash; write --num-rollout"),
         (["--seed"], "--seed needs a value"),
         (["--megatron", "{1"], "--megatron is not valid JSON"),
         (["--megatron", "[1]"], "must be a JSON object"),

@@ -119,6 +119,17 @@ def test_every_wrong_key_is_told_at_once():
     assert len(refusal(SMALL, lrr=1, sede=2, use_wandb=True).splitlines()) == 3
 
 
+def test_wrong_values_are_told_with_wrong_keys(tmp_path):
+    """And nothing that may follow from the wrong key, such as what it leaves missing."""
+    tree = {**SMALL, "train": {"lrr": 1, "lr": "fast"}, "rollout": {"rollout_batch_sise": 4}}
+    path = write(tmp_path / "run.yaml", tree)
+    assert refusal(path).splitlines() == [
+        f"{path}: unknown key in `rollout:` rollout_batch_sise: did you mean rollout_batch_size?",
+        f"{path}: unknown key in `train:` lrr: did you mean lr?",
+        f"{path}: train.lr must be a number of at least 0, not 'fast'",
+    ]
+
+
 def test_overrides_over_a_group_that_is_no_group_are_refused_not_crashed():
     assert "`run:` must hold keys and values" in refusal({**SMALL, "run": None}, seed=1)
 
@@ -200,6 +211,8 @@ def test_the_shipped_configuration_loads():
     ("train:\n  lr: 1.0\n  lr: 2.0\n", ", line 3: lr stands twice here: keep one of them"),
     ("train: &t\n  lr: *t\n", ", line 2: *t stands inside &t: write its value out"),
     ("megatron: {a: &l [1, *l]}\n", ", line 1: *l stands inside &l"),
+    ("run: {}\n---\ndata: {}\n", ", line 2: a second document begins with `---`: keep one"),
+    ("train: {lr: !!python/object/apply:os.getpid []}\n", ", line 1: only plain values are read"),
 ])  # fmt: skip
 def test_what_yaml_would_drop_or_never_end_is_refused_with_its_line(text, sentence, tmp_path):
     path = tmp_path / "run.yaml"

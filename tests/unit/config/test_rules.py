@@ -41,6 +41,9 @@ TP2 = {"tensor_model_parallel_size": 2}
         ({"over_sampling_batch_size": 6}, ("nothing would choose from",)),
         ({"partial_rollout": True}, ("set over_sampling_batch_size above 4",)),
         ({"mask_offpolicy_in_partial_rollout": True}, ("only with partial_rollout",)),
+        ({"rollout_top_k": 0}, ("rollout_top_k must be -1 (all tokens) or at least 1, not 0",)),
+        ({"eval_top_k": -7}, ("eval_top_k must be -1 (all tokens) or at least 1, not -7",)),
+        ({"rollout_stop": ["x", ""]}, ("rollout_stop has an empty text", "leave it out")),
         ({"custom_config": {"lr": 1}}, ("custom_config holds lr", "set it as such")),
         ({"tool_paths": ["calculator"]}, ("slime_core.rollout.multiturn.generate",)),
         (

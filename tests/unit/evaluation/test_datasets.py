@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -105,11 +106,21 @@ def test_mapping_form_and_the_eval_key():
         ({"datasets": [{"name": "a", "path": "p"}]}, ["a", "q"], "two evaluation datasets"),
         ({"defaults": {"name": "a"}}, [], "cannot hold `name`"),
         ({"datasets": "a.jsonl"}, [], "a list of entries"),
-        ({"datasets": ["a.jsonl"]}, [], "must be a mapping, not str"),
+        ({"datasets": ["a.jsonl"]}, [], "1 must hold keys and values.*not 'a.jsonl'"),
+        ({"datasets": {"a": "a.jsonl"}}, [], "'a' must hold keys and values.*not 'a.jsonl'"),
+        ({"eval": 3}, [], "`eval` of the evaluation file must hold keys and values.*not 3"),
         ({}, ["a", "p", "b"], "'b' stands alone"),
         ({"defaults": {"n_samples_per_eval_prompt": 0}}, ["a", "p"], "whole number from 1"),
         ({"defaults": {"max_response_len": 1.5}}, ["a", "p"], "whole number from 1"),
-        ({"defaults": {"temperature": -1}}, ["a", "p"], "must not be negative"),
+        ({"defaults": {"temperature": -1}}, ["a", "p"], "temperature must be.*at least 0, not -1"),
+        ({"defaults": {"temperature": math.nan}}, ["a", "p"], "temperature must be.*not nan"),
+        ({"defaults": {"top_p": 1.5}}, ["a", "p"], "top_p must be a number above 0, at most 1"),
+        ({"defaults": {"top_k": 0}}, ["a", "p"], "top_k must be -1"),
+        ({"defaults": {"stop": ["x", ""]}}, ["a", "p"], "stop must be.*none of them empty"),
+        ({"defaults": {"stop_token_ids": ["a"]}}, ["a", "p"], "stop_token_ids must be a list"),
+        ({"defaults": {"apply_chat_template": "false"}}, ["a", "p"], "true or false, not 'false'"),
+        ({"defaults": {"metadata_overrides": [1]}}, ["a", "p"], "must be keys and values"),
+        ({"defaults": {"top_p": 2, "stop": 3}}, ["a", "p"], "(?s)'a': top_p .*\n.*'a': stop "),
     ],
 )
 def test_what_cannot_be_is_one_sentence(config, data, message):
