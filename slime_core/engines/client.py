@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx
 import orjson
 
 from slime_core.engines.protocol import (
@@ -24,7 +23,7 @@ from slime_core.engines.protocol import (
     pause_body,
     tensor_update_body,
 )
-from slime_core.engines.transport import StackTransport
+from slime_core.engines.transport import BROKEN, NEVER_SENT, Connections, lines
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.waits import Deadline
 
@@ -109,21 +108,10 @@ class EngineClient:
         self._update_timeout_s = update_timeout_s
         self._retries = connect_retries
         self._jitter = random.Random()
-        self._urls: dict[str, httpx.URL] = {}
-        # No timeouts inside httpx: a call has one deadline over everything it does. No proxies
-        # from the environment. Control calls have connections of their own, so that an abort
-        # never waits behind the requests it is to end.
-        verify = httpx.create_ssl_context(self.url.startswith("https:"), trust_env=False)
-        self._transport = StackTransport(max_connections, IDLE_CONNECTION_S, verify)
-        self._generating = httpx.AsyncClient(
-            base_url=self.url, timeout=None, trust_env=False, transport=self._transport
-        )
-        self._control = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=None,
-            trust_env=False,
-            transport=StackTransport(CONTROL_CONNECTIONS, IDLE_CONNECTION_S, verify),
-        )
+        # Control calls have connections of their own, so that an abort never waits behind the
+        # requests it is to end.
+        self._generating = Connections(self.url, max_connections, IDLE_CONNECTION_S)
+        self._control = Connections(self.url, CONTROL_CONNECTIONS, IDLE_CONNECTION_S)
 
     async def __aenter__(self) -> EngineClient:
         return self
@@ -132,13 +120,13 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._generating.aclose()
-        await self._control.aclose()
+        await self._generating.close()
+        await self._control.close()
 
     @property
     def in_flight(self) -> int:
         """Generate calls that have not been answered."""
-        return self._transport.in_flight
+        return self._generating.in_flight
 
     # -- generation
 
@@ -169,17 +157,19 @@ class EngineClient:
         """Yields the sample as it grows; each result holds all tokens so far."""
         body = generate_body(request, stream=True)
         url, deadline = f"{self.url}/generate", Deadline("a stream", self._generate_timeout_s)
-        sent = self._generating.build_request("POST", "/generate", **_payload(body))
-        # The deadline stands around each wait, never around a yield: it would cancel the caller.
-        async with self._deadline(url, deadline.remaining_s):
-            answer = await self._generating.send(sent, stream=True)
-        async with aclosing(answer):
-            if answer.status_code != 200:
-                self._check(answer.status_code, url, await answer.aread())
-            lines = answer.aiter_lines()
+        async with AsyncExitStack() as opened:
+            # The deadline stands around each wait, never around a yield: it would cancel the
+            # caller.
+            async with self._deadline(url, deadline.remaining_s):
+                answer = await opened.enter_async_context(
+                    self._generating.answer("POST", "/generate", orjson.dumps(body))
+                )
+                if answer.status != 200:
+                    self._check(answer.status, url, await answer.read())
+            events = lines(answer)
             while True:
                 async with self._deadline(url, deadline.remaining_s):
-                    line = await anext(lines, None)
+                    line = await anext(events, None)
                 if line is None:
                     raise EngineUnreachableError(url, "the stream ended before [DONE]")
                 data = line.removeprefix("data:").strip()
@@ -301,27 +291,22 @@ class EngineClient:
         self, method: str, path: str, body: Any, timeout_s: float, retries: int | None = None
     ) -> bytes:
         """One call within a deadline that covers its retries."""
-        http = self._generating if path == "/generate" else self._control
+        to = self._generating if path == "/generate" else self._control
+        content = None if body is None else orjson.dumps(body)
         attempts = self._retries if retries is None else retries
         url = f"{self.url}{path}"
         async with self._deadline(url, timeout_s):
             for attempt in range(attempts + 1):
                 try:
-                    answer = await http.request(method, self._absolute(path), **_payload(body))
-                    self._check(answer.status_code, url, answer.content)
-                    return answer.content
-                except httpx.TransportError as error:
-                    unsent = isinstance(error, httpx.ConnectError)
+                    status, raw = await to.call(method, path, content)
+                    self._check(status, url, raw)
+                    return raw
+                except BROKEN as error:
+                    unsent = isinstance(error, NEVER_SENT)
                     if attempt == attempts or not (unsent or method == "GET"):
                         raise
                 await asyncio.sleep(self._jitter.uniform(0.5, 1.0) * 0.1 * 2**attempt)
         raise AssertionError("unreachable")
-
-    def _absolute(self, path: str) -> httpx.URL:
-        """A path as a parsed URL, made once: httpx takes 1 ms to join and parse one."""
-        if path not in self._urls:
-            self._urls[path] = httpx.URL(f"{self.url}{path}")
-        return self._urls[path]
 
     @asynccontextmanager
     async def _deadline(self, url: str, seconds: float) -> AsyncIterator[None]:
@@ -333,7 +318,7 @@ class EngineClient:
             if not timer.expired():
                 raise
             raise EngineDeadlineError(url, seconds) from error
-        except httpx.TransportError as error:
+        except BROKEN as error:
             raise EngineUnreachableError(url, repr(error)) from error
 
     def _check(self, status: int, url: str, raw: bytes) -> None:
@@ -354,9 +339,3 @@ def _stream_event(url: str, data: str) -> GenerateResult:
     if isinstance(event, dict) and "error" in event:
         raise EngineAnswerError(url, 400, error_message(event))
     return parse_result(event)
-
-
-def _payload(body: Any) -> dict[str, Any]:
-    if body is None:
-        return {}
-    return {"content": orjson.dumps(body), "headers": {"content-type": "application/json"}}

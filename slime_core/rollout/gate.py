@@ -109,7 +109,7 @@ class EngineGate:
                 use.samples -= samples
                 use.requests -= 1
                 over = not use.listed and not use.requests
-                self._changed.notify_all()
+                self._wake(samples)
             if over:
                 await use.client.close()
 
@@ -135,7 +135,11 @@ class EngineGate:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait_for(free)
             except TimeoutError as error:
+                self._wake(samples)
                 raise DeadlineError(self._waited(wait_s)) from error
+            except asyncio.CancelledError:
+                self._wake(samples)  # it may have been woken already, instead of another
+                raise
             finally:
                 self._continuations -= continues
                 if continues:
@@ -145,6 +149,15 @@ class EngineGate:
             use.samples += samples
             use.requests += 1
             return use
+
+    def _wake(self, samples: int) -> None:
+        """Lets as many waiting requests look for room as freed sequences could serve: with
+        hundreds waiting, waking all for each answer cost more than reading the answer. A request
+        that goes on may stand behind others, so then all look."""
+        if self._continuations:
+            self._changed.notify_all()
+        else:
+            self._changed.notify(samples)
 
     def _free(self, samples: int, prefer: str | None = None) -> _Use | None:
         """The preferred engine if it has room, else the least busy one with room; one that is

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from slime_core.data.render import render_chat
 from slime_core.engines.client import EngineAnswerError, EngineClient, EngineUnreachableError
 from slime_core.engines.media import media_fields
@@ -149,7 +151,8 @@ def decode_response(sample: Sample, tokenizer: Any, skip_special_tokens: bool) -
     """Sets the response text from the response tokens (never from pieces of text, which may cut a
     character in two)."""
     if sample.response_length:
-        ids = sample.tokens[-sample.response_length :]
+        # transformers looks at each element of a list, in Python.
+        ids = np.asarray(sample.tokens[-sample.response_length :])
         sample.response = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 

@@ -1,6 +1,7 @@
 """The gate: closed it lets nothing out, open it hands out the least busy engine."""
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from slime_core.errors import DeadlineError, EngineError
 from slime_core.rollout.gate import EngineGate
 
-SOON_S = 5.0  # for waits that end at once if all is right
+SOON_S = 30.0  # for waits that end at once if all is right
 
 
 class StandInClient:
@@ -138,6 +139,67 @@ def test_a_full_engine_makes_requests_wait_and_an_idle_one_takes_any_size():
         await asyncio.wait_for(asyncio.gather(first, second), SOON_S)
 
     run(scenario)
+
+
+def test_everybody_who_waits_gets_a_turn_and_the_room_is_never_exceeded():
+    """Requests of several sizes, some of which give up while they wait or just when they may go."""
+
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a", "b"])
+        await gate.open()
+        used: dict[str, list[int]] = {"a": [], "b": []}
+        served, rng = [], random.Random(0)
+
+        async def request(i: int, samples: int, turns: int) -> None:
+            async with gate.engine(samples, SOON_S, continues=i % 17 == 0) as client:
+                inside = used[client.url]
+                inside.append(samples)
+                assert sum(inside) <= 8 or len(inside) == 1
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                inside.remove(samples)
+            served.append(i)
+
+        tasks = [
+            asyncio.create_task(request(i, rng.choice([1, 1, 1, 4, 9]), rng.randrange(5)))
+            for i in range(300)
+        ]
+        lost = rng.sample(range(300), 100)
+        for i in lost:
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(0)
+            tasks[i].cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SOON_S)
+        assert set(served) >= set(range(300)) - set(lost)
+
+    run(scenario)
+
+
+def test_one_that_gives_up_when_it_may_go_lets_the_next_go():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        await gate.open()
+        leave = asyncio.Event()
+        entered = []
+
+        async def request(name: str, until: asyncio.Event | None = None) -> None:
+            async with gate.engine(1, SOON_S):
+                entered.append(name)
+                if until is not None:
+                    await until.wait()
+
+        first = asyncio.create_task(request("first", leave))
+        await settle()
+        second, third = (asyncio.create_task(request(name)) for name in ("second", "third"))
+        await settle()
+        leave.set()
+        while not first.done():
+            await asyncio.sleep(0)
+        second.cancel()  # it has been woken, and has not gone yet
+        await asyncio.wait_for(third, SOON_S / 3)
+        assert entered == ["first", "third"]
+
+    run(scenario, room=1)
 
 
 def test_continuations_go_before_new_requests():
