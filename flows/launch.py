@@ -269,6 +269,7 @@ def deliver(config: RunConfig, run_id: str) -> list[str]:
         store_of(config, run_id),
         config.cluster.rollout_num_gpus,
         trackers_of(config, run_id),
+        untrained=config.debug.debug_rollout_only,
     )
     outbox.catch_up()
     return outbox.close("FINISHED", TRACKER_TIMEOUT_S)

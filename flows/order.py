@@ -42,14 +42,16 @@ async def training(
 
 
 async def stages_of(k: int, stage: StageCall) -> dict[str, float]:
-    """The stages of iteration k in their order; returns its metrics."""
+    """The stages of iteration k in their order, up to the batch where there is no trainer; returns
+    its metrics."""
     run = bound()
     draws = await stage("sample", k, k)
     seal = await stage("generate", k, draws)
     scored = await stage("reward", k, seal)
     batch = await stage("pack", k, scored)
-    ledger = await stage("train", k, batch)
-    await stage("sync", k, ledger)
+    if not run.context.config.debug.debug_rollout_only:
+        ledger = await stage("train", k, batch)
+        await stage("sync", k, ledger)
     outbox = run.context.outbox
     metrics = await _noted(k, lambda: outbox.iteration(k))
     metrics |= await _evaluate_if_due(run, k, stage)

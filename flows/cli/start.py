@@ -190,7 +190,10 @@ class Command:
 
     def _parts(self) -> list[str]:
         prefect = [] if self._options.no_prefect else ["Prefect"]
-        return [*prefect, "Ray", "trainer", "rollout worker", "engines"]
+        debug = self._config.debug
+        trainer = [] if debug.debug_rollout_only else ["trainer"]
+        engines = [] if debug.debug_train_only else ["engines"]
+        return [*prefect, "Ray", *trainer, "rollout worker", *engines]
 
     def _paths(self, choice: RunChoice) -> RunPaths:
         return RunPaths(self._workspace.absolute(), choice.run_id)

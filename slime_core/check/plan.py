@@ -11,6 +11,7 @@ from slime_core.cluster.engine_choice import EngineKind
 from slime_core.cluster.trainer_settings import trainer_settings, training_dtype
 from slime_core.config.parallel import layout_of, option_name
 from slime_core.config.tree import RunConfig
+from slime_core.evaluation.resolve import eval_schedule
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.settings import LOGITS_AT_ONCE
@@ -31,14 +32,17 @@ def plan(
     policy_peak_bytes_a_rank."""
     rollout, cluster = config.rollout, config.cluster
     samples = rollout.rollout_batch_size * rollout.n_samples_per_prompt
+    ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
+    engines = cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine
+    steps, debug = config.run.num_rollout * config.num_steps, config.debug
     found: dict[str, Any] = {
         "device": device,
-        "trainer_ranks": cluster.actor_num_nodes * cluster.actor_num_gpus_per_node,
-        "engines": cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine,
+        "trainer_ranks": 0 if debug.debug_rollout_only else ranks,
+        "engines": 0 if debug.debug_train_only else engines,
         "engine": kind,
         "iterations": config.run.num_rollout,
         "samples_an_iteration": samples,
-        "optimizer_steps": config.run.num_rollout * config.num_steps,
+        "optimizer_steps": 0 if debug.debug_rollout_only else steps,
         "response_tokens_an_iteration_at_most": samples * rollout.rollout_max_response_len,
         "evaluations": _evaluations(config),
     }
@@ -48,10 +52,7 @@ def plan(
 
 
 def _evaluations(config: RunConfig) -> int:
-    interval = config.eval.eval_interval
-    if interval is None:
-        return 0
-    return config.run.num_rollout // interval + (not config.eval.skip_eval_before_train)
+    return len(eval_schedule(config).due_versions())
 
 
 def _memory(

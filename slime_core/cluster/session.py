@@ -139,7 +139,7 @@ class Session:
             SlimeError: something did not come up; names it.
         """
         assert self.lease is not None
-        trainer = asyncio.ensure_future(self._told("trainer", self.trainer.ready()))
+        trainer = asyncio.ensure_future(self._trainer_ready())
         rollout = asyncio.ensure_future(self._told("rollout worker", self.rollout.ready()))
         # Where one fails, the others are not waited for any more: what they would say comes from
         # our ending them.
@@ -147,7 +147,11 @@ class Session:
         built, facts = trainer.result(), rollout.result()
         config = self.config
         self.outbox = Outbox(
-            self.paths.local, self.backend, config.cluster.rollout_num_gpus, self.trackers
+            self.paths.local,
+            self.backend,
+            config.cluster.rollout_num_gpus,
+            self.trackers,
+            untrained=config.debug.debug_rollout_only,
         )
         return RunContext(
             config=config,
@@ -210,8 +214,14 @@ class Session:
         self._up("Ray")
         if self._ray.makes_engines:
             self.engines.start()
-        self.trainer.start()
+        if not self.config.debug.debug_rollout_only:
+            self.trainer.start()
         self.rollout.start()
+
+    async def _trainer_ready(self) -> dict[str, Any]:
+        if self.config.debug.debug_rollout_only:
+            return {"weights_digest": "none"}
+        return await self._told("trainer", self.trainer.ready())
 
     async def _told(self, part: str, coming: Awaitable[T]) -> T:
         result = await coming
@@ -223,7 +233,9 @@ class Session:
             return LocalRay(self.paths.local / "ray-folder")
         config = self.config
         ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
-        gpus = max(ranks, config.cluster.rollout_num_gpus) if self.device == "cuda" else 0
+        ranks = 0 if config.debug.debug_rollout_only else ranks
+        engines = 0 if config.debug.debug_train_only else config.cluster.rollout_num_gpus
+        gpus = max(ranks, engines) if self.device == "cuda" else 0
         tolerance = config.fault_tolerance
         join = Join(
             facts,
@@ -243,6 +255,7 @@ class Session:
     def _trainer_group(self) -> TrainerGroup:
         config = self.config
         world = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
+        world = 0 if config.debug.debug_rollout_only else world
         ports: dict[int, int] = {}
 
         def settings_of(given: RunConfig, rank: int, build: int) -> Any:
@@ -287,6 +300,7 @@ class Session:
             return process, EngineClient(process.url)
 
         size = config.cluster.rollout_num_gpus // config.cluster.rollout_num_gpus_per_engine
+        size = 0 if config.debug.debug_train_only else size
         limits = PoolLimits(
             config.fault_tolerance.start_timeout_s, config.fault_tolerance.engine_restarts
         )

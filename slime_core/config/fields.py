@@ -14,7 +14,7 @@ from slime_core.refs import digest_of
 
 FieldClass = Literal["identity", "numeric", "operational"]
 OPEN_GROUPS = ("megatron", "sglang")
-ADDED = ("prompt_data_weights", "data_source_path", "multimodal_keys")
+ADDED = ("prompt_data_weights", "data_source_path", "multimodal_keys", "debug_rollout_only")
 """Identity fields that runs of the first release lack: they count where they are set, so that such
 runs are still found."""
 
@@ -62,7 +62,11 @@ def values(config: RunConfig, field_class: FieldClass) -> dict[str, Any]:
         for name, group in field_groups().items()
         if class_of(name) == field_class
     }
-    found = {name: value for name, value in found.items() if name not in ADDED or value is not None}
+    found = {
+        name: value
+        for name, value in found.items()
+        if name not in ADDED or value not in (None, False)
+    }
     if field_class == "numeric":
         found["megatron"] = without_layout(config.megatron)
     if field_class == "operational":

@@ -20,6 +20,7 @@ def validate(config: RunConfig) -> None:
         _eval,
         _save_hf,
         _dumps,
+        _only,
         data_rules.validate,
         rollout_rules.validate,
         parallel.layout_problem,
@@ -99,6 +100,29 @@ def _dumps(config: RunConfig) -> str | None:
         return (
             "load_debug_rollout_data and rollout_function_path both say where samples come from: "
             "leave one out"
+        )
+    return None
+
+
+def _only(config: RunConfig) -> str | None:
+    """Runs that leave out the trainer or the engines."""
+    debug = config.debug
+    if debug.debug_rollout_only and debug.debug_train_only:
+        return "debug_rollout_only and debug_train_only together leave nothing to do"
+    if debug.debug_rollout_only and debug.load_debug_rollout_data is not None:
+        return "debug_rollout_only generates samples: leave load_debug_rollout_data out"
+    if debug.debug_rollout_only and config.rollout.megatron_load is not None:
+        return (
+            "debug_rollout_only generates with the weights of hf_checkpoint: leave megatron_load "
+            "out, or put its weights into a Hugging Face folder"
+        )
+    if debug.debug_rollout_only and config.tracking.mlflow_log_final_weights:
+        return "debug_rollout_only trains no weights: leave mlflow_log_final_weights out"
+    given = debug.load_debug_rollout_data is not None or config.algorithm.loss_type == "sft_loss"
+    if debug.debug_train_only and not given:
+        return (
+            "debug_train_only starts no engine, so it needs samples: set load_debug_rollout_data "
+            "(files of --save-debug-rollout-data), or train from labels with loss_type sft_loss"
         )
     return None
 

@@ -253,6 +253,11 @@ class DebugGroup(Group):
     number."""
     load_debug_rollout_data: Operational[str | None] = None
     """Such files: train on their samples instead of generating."""
+    debug_rollout_only: Identity[bool] = False
+    """Generate, grade and store samples with the weights of hf_checkpoint, without a trainer."""
+    debug_train_only: Operational[bool] = False
+    """Train on samples that need no engine (load_debug_rollout_data, sft_loss); none is started and
+    nothing is evaluated."""
 
 
 class RunConfig(Group):

@@ -30,10 +30,11 @@ def eval_datasets(config: RunConfig) -> list[EvalDataset]:
 
 
 def eval_schedule(config: RunConfig) -> EvalSchedule:
-    """When the run evaluates."""
+    """When the run evaluates: never without engines, and without a trainer only its one version."""
+    debug = config.debug
     return EvalSchedule(
-        num_rollout=config.run.num_rollout,
-        interval=config.eval.eval_interval,
+        num_rollout=0 if debug.debug_rollout_only else config.run.num_rollout,
+        interval=None if debug.debug_train_only else config.eval.eval_interval,
         before_train=not config.eval.skip_eval_before_train,
     )
 

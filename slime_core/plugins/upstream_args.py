@@ -50,8 +50,6 @@ UPSTREAM: dict[str, Any] = {
     "log_reward_category": None,
     "use_wandb": False,
     "use_tensorboard": False,
-    "debug_rollout_only": False,
-    "debug_train_only": False,
     "dump_details": None,
     "ci_test": False,
     "opd_type": None,

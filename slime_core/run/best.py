@@ -45,7 +45,7 @@ def value_at(backend: Backend, checkpoint: Checkpoint, metric: str) -> float | N
         batch, ledger = (read_document(backend, name(k)) for name in (layout.batch, layout.ledger))
     except MissingError:
         return None
-    record = iteration_record("", k, 0.0, batch.body, batch.by, ledger.body, ledger.by, None, 1)
+    record = iteration_record("", k, 0.0, batch.body, batch.by, (ledger.body, ledger.by), None, 1)
     return record.metrics.get(metric)
 
 

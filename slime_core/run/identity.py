@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -85,10 +86,21 @@ def list_runs(store: Backend) -> list[Document]:
 
 
 def iterations_done(store: Backend, run_id: str) -> int:
-    """Iterations with a ledger."""
+    """Iterations with a ledger; of a run without a trainer, those with a batch."""
     prefix = f"{run_id}/{layout.ITERATIONS}"
     found = [layout.parse_iteration(e.key.removeprefix(f"{run_id}/")) for e in store.list(prefix)]
-    return len({item[0] for item in found if item is not None and item[1] == "ledger"})
+    kinds = Counter(item[1] for item in found if item is not None)
+    if kinds["batch"] and not kinds["ledger"] and _is_untrained(store, run_id):
+        return kinds["batch"]
+    return kinds["ledger"]
+
+
+def _is_untrained(store: Backend, run_id: str) -> bool:
+    try:
+        run = read_document(store, f"{INDEX}{run_id}.json")
+    except (MissingError, DigestError):
+        return False
+    return bool(run.body["identity"].get("debug_rollout_only"))
 
 
 def owed_evaluations(store: Backend, config: RunConfig, run_id: str, done: int) -> list[str]:
@@ -211,11 +223,11 @@ def planned_iterations(store: Backend, run_id: str, done: int) -> int | None:
 
     Args:
         store: root of all runs.
-        done: iterations with a ledger.
+        done: iterations, as `iterations_done` counts them.
     """
     prefix = f"{run_id}/{layout.CONFIGS}"
     try:
-        if done:
+        if done and not _is_untrained(store, run_id):
             ledger = read_document(store, f"{run_id}/{layout.ledger(done - 1)}")
             key = f"{run_id}/{layout.config(ledger.body['numeric'])}"
         else:

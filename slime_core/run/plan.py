@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slime_core.errors import DigestError
 from slime_core.run.frontier import Frontier, GroupLog, GroupState
 from slime_core.store.batch import Batch
 from slime_core.store.checkpoints import Checkpoint
@@ -140,6 +141,18 @@ def plan(history: History, num_rollout: int, trainer_state: str | None = None) -
         log=log,
         frontier=frontier,
     )
+
+
+def next_untrained(history: History) -> int:
+    """The iteration at which a run without a trainer goes on: the first one without a batch.
+
+    Raises:
+        DigestError: a later one has a batch.
+    """
+    k = next(i for i in range(len(history.batches) + 1) if i not in history.batches)
+    if k < len(history.batches):
+        raise DigestError(f"iteration {k} has no batch, but iteration {max(history.batches)} has")
+    return k
 
 
 def _action(history: History, iteration: int, num_rollout: int) -> Action:

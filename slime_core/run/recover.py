@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from slime_core.run.checkpoints import save_if_due
 from slime_core.run.context import RunContext
 from slime_core.run.history import read_history
-from slime_core.run.plan import Action, History, Plan, plan
+from slime_core.run.plan import Action, History, Plan, next_untrained, plan
 from slime_core.run.restore import Restored, restore_trainer
 from slime_core.stages.engine_care import bring_weights, open_gate
 from slime_core.store.ledger import put_sync
@@ -47,6 +47,8 @@ async def recover(ctx: RunContext) -> Recovery:
         TrainerError: the trainer cannot be restored.
         EngineError: no engine takes the weights.
     """
+    if ctx.config.debug.debug_rollout_only:
+        return await _without_trainer(ctx)
     await ctx.trainer.fence(ctx.lease.epoch)
     await ctx.rollout.fence(ctx.lease.epoch)
     history = await asyncio.to_thread(read_history, ctx.cache, ctx.start_state)
@@ -66,6 +68,18 @@ async def recover(ctx: RunContext) -> Recovery:
         for name, value in recovery.table:
             log.info("recovery: %s: %s", name, value)
     return recovery
+
+
+async def _without_trainer(ctx: RunContext) -> Recovery:
+    """Recovery of a run that only generates: nothing is restored, engines keep their weights."""
+    await ctx.rollout.fence(ctx.lease.epoch)
+    history = await asyncio.to_thread(read_history, ctx.cache, ctx.start_state)
+    k = next_untrained(history)
+    await bring_weights(ctx)
+    await open_gate(ctx)
+    await asyncio.to_thread(ctx.outbox.catch_up)
+    table = [("done before", counted(k, "iteration")), ("trainer", "none (--debug-rollout-only)")]
+    return Recovery(k, bool(history.draws), table)
 
 
 def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str, str]]:

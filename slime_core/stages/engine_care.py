@@ -55,11 +55,14 @@ async def bring_weights(ctx: RunContext) -> SyncOutcome:
     """
     version = ctx.state.version
     ctx.engines.renew_budgets()
+    if not ctx.engines.size:
+        ctx.served = version
+        return SyncOutcome(version, 0.0, ())
+    if ctx.config.debug.debug_rollout_only:
+        return await _name_own_weights(ctx, version)
     canary = await read_canary(ctx)
     while True:
-        for engine in ctx.engines.engines:
-            if not engine.process.alive or engine.quarantined is not None:
-                await _restarted(ctx, engine)
+        await _restart_broken(ctx)
         try:
             outcome = await ctx.weight_sync.run(version, canary, ctx.engines.clients())
             break
@@ -75,6 +78,25 @@ async def bring_weights(ctx: RunContext) -> SyncOutcome:
         ctx.engines.quarantine(name, why)
     ctx.served = version
     return outcome
+
+
+async def _name_own_weights(ctx: RunContext, version: str) -> SyncOutcome:
+    """Without a trainer engines keep what they have loaded; it gets the version's name."""
+    await _restart_broken(ctx)
+    serving = []
+    for name, client in ctx.engines.clients().items():
+        await client.set_weight_version(version)
+        serving.append(name)
+    if not serving:
+        raise EngineError("no engine is up")
+    ctx.served = version
+    return SyncOutcome(version, 0.0, tuple(serving))
+
+
+async def _restart_broken(ctx: RunContext) -> None:
+    for engine in ctx.engines.engines:
+        if not engine.process.alive or engine.quarantined is not None:
+            await _restarted(ctx, engine)
 
 
 async def open_gate(ctx: RunContext) -> None:
@@ -103,7 +125,7 @@ async def _revive(ctx: RunContext) -> None:
     for engine in hopeful:
         ctx.engines.quarantine(engine.name, _complaint(engine, down) or "")
     await ctx.rollout.set_engines(ctx.engines.urls)
-    canary = await read_canary(ctx)
+    canary = None if ctx.config.debug.debug_rollout_only else await read_canary(ctx)
     for engine in hopeful:
         await _repair(ctx, engine, canary, suspected=engine.client.url in down)
     await ctx.rollout.set_engines(ctx.engines.urls)
@@ -129,22 +151,27 @@ def _complaint(engine: Engine, down: dict[str, str]) -> str | None:
 
 
 async def _repair(
-    ctx: RunContext, engine: Engine, canary: CanaryReading, *, suspected: bool
+    ctx: RunContext, engine: Engine, canary: CanaryReading | None, *, suspected: bool
 ) -> None:
     """Puts an engine back into use.
 
     Args:
         suspected: it lives and only failed a request, so it may prove itself (once a stage).
             Otherwise it is started anew.
+        canary: None where there is no trainer: a new engine keeps the weights it has loaded.
     """
     alive = engine.process.alive
-    if alive and suspected and not engine.pardons and await _proves_itself(ctx, engine, canary):
+    may_prove = alive and suspected and not engine.pardons
+    if may_prove and canary is not None and await _proves_itself(ctx, engine, canary):
         engine.pardons += 1
         ctx.engines.admit(engine.name)
         return
     while await _restarted(ctx, engine):
         try:
-            await ctx.weight_sync.push(engine.name, engine.client, ctx.state.version, canary)
+            if canary is None:
+                await engine.client.set_weight_version(ctx.state.version)
+            else:
+                await ctx.weight_sync.push(engine.name, engine.client, ctx.state.version, canary)
         except (EngineError, DeadlineError) as error:
             ctx.engines.quarantine(engine.name, str(error))
             continue

@@ -63,6 +63,7 @@ class Outbox:
         store: backend at the run's prefix.
         rollout_gpus: GPUs (on CPU: processes) of all engines, for the throughput.
         trackers: where the records go besides the file.
+        untrained: the run has no trainer, so an iteration ends with its batch.
         clock: Unix time.
     """
 
@@ -73,7 +74,9 @@ class Outbox:
         rollout_gpus: int = 1,
         trackers: Sequence[Tracker] = (),
         clock: Callable[[], float] = time.time,
+        untrained: bool = False,
     ) -> None:
+        self._last_document = "batch" if untrained else "ledger"
         self.file = MetricsFile(folder / "metrics.jsonl")
         self._store = store
         self._rollout_gpus = rollout_gpus
@@ -83,12 +86,12 @@ class Outbox:
             sender.start()
 
     def catch_up(self) -> int:
-        """Projects every ledger and evaluation that metrics.jsonl lacks; returns how many."""
+        """Projects every iteration and evaluation that metrics.jsonl lacks; returns how many."""
         known = self.file.keys
         records: list[Record] = []
         for entry in self._store.list(layout.ITERATIONS):
             found = layout.parse_iteration(entry.key)
-            if found and found[1] == "ledger" and _iteration_key(found[0]) not in known:
+            if found and found[1] == self._last_document and _iteration_key(found[0]) not in known:
                 records.append(self._iteration(found[0]))
         for entry in self._store.list(layout.EVALS):
             key = entry.key.removesuffix(".json")
@@ -97,7 +100,7 @@ class Outbox:
         return sum(self._append(record) for record in sorted(records, key=_order))
 
     def iteration(self, k: int) -> dict[str, float]:
-        """Projects iteration k, which has a ledger, and returns its metrics."""
+        """Projects iteration k, which has all its documents, and returns its metrics."""
         record = self._iteration(k)
         self._append(record)
         return record.metrics
@@ -138,7 +141,8 @@ class Outbox:
 
     def _iteration(self, k: int) -> Record:
         batch = read_document(self._store, layout.batch(k))
-        ledger = read_document(self._store, layout.ledger(k))
+        untrained = self._last_document == "batch"
+        ledger = None if untrained else read_document(self._store, layout.ledger(k))
         sync = self._optional(layout.sync(k))
         return iteration_record(
             _iteration_key(k),
@@ -146,8 +150,7 @@ class Outbox:
             self._clock(),
             batch.body,
             batch.by,
-            ledger.body,
-            ledger.by,
+            (ledger.body, ledger.by) if ledger else None,
             (sync.body, sync.by) if sync else None,
             self._rollout_gpus,
         )

@@ -49,8 +49,7 @@ def iteration_record(
     time_s: float,
     batch: dict[str, Any],
     batch_by: dict[str, Any],
-    ledger: dict[str, Any],
-    ledger_by: dict[str, Any],
+    ledger: tuple[dict[str, Any], dict[str, Any]] | None,
     sync: tuple[dict[str, Any], dict[str, Any]] | None,
     rollout_gpus: int,
 ) -> Record:
@@ -61,15 +60,19 @@ def iteration_record(
         iteration: its number, which is also the weight version that generated its batch.
         time_s: Unix time of the record.
         batch, batch_by: body and `by` of batch.json.
-        ledger, ledger_by: body and `by` of ledger.json.
+        ledger: body and `by` of ledger.json; None where nothing is trained.
         sync: body and `by` of sync.json; None where the run ended before it.
         rollout_gpus: GPUs (on CPU: processes) of all engines.
     """
     metrics = {"progress/iteration": float(iteration)}
     metrics |= _prefixed("rollout/", batch.get("metrics", {}))
     metrics |= _prefixed("rollout/", batch_by.get("measured", {}))
-    metrics |= _steps(ledger["result"]["steps"])
-    seconds = {"train": ledger_by.get("wall_s", 0.0), **ledger_by.get("seconds", {})}
+    seconds = dict(batch_by.get("seconds", {}))
+    ledger_by: dict[str, Any] = {}
+    if ledger is not None:
+        body, ledger_by = ledger
+        metrics |= _steps(body["result"]["steps"])
+        seconds = {"train": ledger_by.get("wall_s", 0.0), **ledger_by.get("seconds", {})}
     if sync is not None:
         body, by = sync
         seconds |= by.get("seconds", {})

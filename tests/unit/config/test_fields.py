@@ -48,6 +48,7 @@ TOGETHER = {  # fields that only pass the rules with others
     "use_dynamic_batch_size": {"max_tokens_per_gpu": 64},
     "max_tokens_per_gpu": {"use_dynamic_batch_size": True},
     "overlong_policy": {"use_dynamic_batch_size": True, "max_tokens_per_gpu": 64},
+    "debug_train_only": {"load_debug_rollout_data": "x"},
     "gamma": {"advantage_estimator": "ppo"},
     "lambd": {"advantage_estimator": "ppo"},
     "value_clip": {"advantage_estimator": "ppo"},

@@ -138,6 +138,17 @@ def test_what_fits_together_passes(overrides):
             {"load_debug_rollout_data": "x", "rollout_function_path": "a.b"},
             "both say where samples come from",
         ),
+        ({"debug_rollout_only": True, "debug_train_only": True}, "leave nothing to do"),
+        (
+            {"debug_rollout_only": True, "load_debug_rollout_data": "x"},
+            "leave load_debug_rollout_data out",
+        ),
+        ({"debug_rollout_only": True, "megatron_load": "x"}, "leave megatron_load out"),
+        (
+            {"debug_rollout_only": True, "mlflow_log_final_weights": True},
+            "leave mlflow_log_final_weights out",
+        ),
+        ({"debug_train_only": True}, "starts no engine, so it needs samples"),
     ],
 )
 def test_dumps_of_samples_have_a_file_each_and_one_origin(overrides, words):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_core.config.fields import numeric_digest
+from slime_core.config.fields import identity_digest, numeric_digest, values
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, StoreError
 from slime_core.run.epoch import Lease
@@ -118,6 +118,24 @@ def test_a_run_that_owes_an_evaluation_is_not_finished(store):
     assert choice.run_id == "a" and "after 2 iterations, to evaluate other (" in choice.sentence
     put_document(at(store, "a"), layout.evaluation("l3.1-2", "other"), {"dataset": "other"})
     assert not choose_run(store, config).resumed
+
+
+def test_a_run_without_a_trainer_counts_its_batches_and_is_no_other_run(store):
+    alone = small(debug_rollout_only=True)
+    assert identity_digest(alone) != identity_digest(small())
+    assert "debug_rollout_only" not in values(small(), "identity"), "older runs are still found"
+    record(store, "samples", alone)
+    for k in range(2):
+        put_document(at(store, "samples"), layout.batch(k), {"iteration": k})
+    assert choose_run(store, small()).run_id != "samples"
+    longer = choose_run(store, small(debug_rollout_only=True, num_rollout=3))
+    assert (
+        longer.run_id == "samples" and "had finished, and num_rollout is 3 now" in longer.sentence
+    )
+    assert choose_run(store, alone, "samples").finished
+    record(store, "trained", small())
+    put_document(at(store, "trained"), layout.batch(0), {"iteration": 0})
+    assert "after 0 iterations" in choose_run(store, small(), "trained").sentence
 
 
 def test_never_starts_another_run(store):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slime_core.errors import DigestError
 from slime_core.run.audit import audit
 from slime_core.run.history import read_history
-from slime_core.run.plan import Action, History, plan
+from slime_core.run.plan import Action, History, next_untrained, plan
 from slime_core.store import layout
 from slime_core.store.cache import NodeCache
 from slime_core.store.ledger import initial_state
@@ -143,3 +143,13 @@ def test_open_groups_are_served_first_with_the_attempt_the_log_leaves(undisturbe
             if not any(complete for _, complete in rows.get(group, []))
         ]
         assert [(s.group_id, s.next_attempt) for s in now.to_generate] == expected
+
+
+def test_without_a_trainer_the_first_iteration_without_a_batch_is_next(undisturbed):
+    backend, _ = undisturbed
+    whole = history_of(backend)
+    assert next_untrained(whole) == ITERATIONS and next_untrained(History(START)) == 0
+    begun = replace(whole, batches={k: whole.batches[k] for k in (0, 1)})
+    assert next_untrained(begun) == 2
+    with pytest.raises(DigestError, match="iteration 1 has no batch, but iteration 2 has"):
+        next_untrained(replace(whole, batches={k: whole.batches[k] for k in (0, 2)}))

@@ -169,6 +169,10 @@ class StandInEngine:
     async def resume(self) -> None:
         return
 
+    async def set_weight_version(self, version: str) -> None:
+        self._answer("set_weight_version")
+        self.version = version
+
     async def score_versioned(self, tokens: Any) -> tuple[list[float], str]:
         self._answer("score")
         return log_probs_of(self.weights, len(tokens)), self.version

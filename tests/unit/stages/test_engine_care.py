@@ -86,6 +86,27 @@ def test_a_dead_engine_is_started_anew_with_the_served_weights_and_handed_back(c
     assert new.weights == ctx.trainer.weights and len(ctx.engines.usable) == 2
 
 
+def test_without_a_trainer_engines_keep_their_own_weights_under_the_version(tmp_path):
+    ctx = ready(tmp_path, 2, debug_rollout_only=True)
+    assert ctx.served == "l0-0" and ctx.rollout.urls == ctx.engines.urls
+    assert [process(ctx, i).version for i in (0, 1)] == ["l0-0"] * 2
+    ctx.trainer = None  # type: ignore[assignment]
+    old = process(ctx, 1).url
+    process(ctx, 1).alive = False
+    run(ctx, lambda: len(ctx.rollout.urls) == 2 and old not in ctx.rollout.urls)
+    assert process(ctx, 1).version == "l0-0"
+    ctx.rollout.down = {process(ctx, 0).url: "it hung"}
+    old = process(ctx, 0).url
+    run(ctx, lambda: len(ctx.rollout.urls) == 2 and old not in ctx.rollout.urls)
+    assert process(ctx, 0).version == "l0-0"
+
+
+def test_without_engines_there_is_nothing_to_bring(tmp_path):
+    ctx = ready(tmp_path, 0, debug_train_only=True, load_debug_rollout_data="x")
+    assert ctx.served == ctx.state.version and ctx.rollout.urls == []
+    assert run(ctx, lambda: True) == "done"
+
+
 def test_while_one_is_repaired_the_workers_use_the_others(ctx, monkeypatch):
     seen: list[list[str]] = []
     plain = ctx.rollout.set_engines

@@ -28,6 +28,9 @@ BATCH = {
 MEASURED = {"rollout/spec_accept_rate": 0.75, "perf/non_generation_time/max": 2.0}
 
 
+LEDGER_BY = {"seconds": BEFORE, "wall_s": 4.75, "train_seconds": {"log_probs": 1.0}}
+
+
 def project(**changes):
     arguments = {
         "key": "iterations/000003",
@@ -37,12 +40,20 @@ def project(**changes):
         "batch_by": {
             "measured": {"rollout/spec_accept_rate": 0.75, "perf/non_generation_time/max": 2}
         },
-        "ledger": {"result": {"steps": STEPS}},
-        "ledger_by": {"seconds": BEFORE, "wall_s": 4.75, "train_seconds": {"log_probs": 1.0}},
+        "ledger": ({"result": {"steps": STEPS}}, LEDGER_BY),
         "sync": ({"version": "a-4"}, {"seconds": ALL, "canary": 2e-6, "engines": 2}),
         "rollout_gpus": 2,
     }
     return iteration_record(**{**arguments, **changes})
+
+
+def test_an_iteration_without_a_trainer_has_what_its_batch_says():
+    by = {"seconds": {"generate": 2.0, "pack": 0.5}, "measured": MEASURED}
+    metrics = project(ledger=None, sync=None, batch_by=by).metrics
+    assert metrics["rollout/raw_reward"] == 0.5 and metrics["rollout/spec_accept_rate"] == 0.75
+    assert (metrics["perf/rollout_time"], metrics["perf/step_time"]) == (2.0, 2.5)
+    assert metrics["perf/tokens_per_gpu_per_sec"] == 640 / 2.0 / 2
+    assert not [name for name in metrics if name.startswith(("train/", "sync/"))]
 
 
 def test_steps_are_averaged_without_the_skipped_ones():
@@ -56,7 +67,7 @@ def test_steps_are_averaged_without_the_skipped_ones():
 
 def test_an_iteration_whose_steps_were_all_skipped_still_says_so():
     steps = [{"loss": math.nan, "lr": 1e-3, "skipped": True}]
-    metrics = project(ledger={"result": {"steps": steps}}).metrics
+    metrics = project(ledger=({"result": {"steps": steps}}, LEDGER_BY)).metrics
     assert metrics["train/skipped_steps"] == 1
     assert "train/loss" not in metrics
 
