@@ -13,9 +13,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import yaml
 
 from blocks import SampleStore
 from slime_core.waits import poll
+from tests.e2e.runs import ROOT
 from tests.e2e.services import RUN_TIMEOUT_S, SHORT, Services
 from tests.s3 import BUCKET, moto_server
 
@@ -104,6 +106,42 @@ def test_a_deployment_trains_to_its_end(services):
     with sqlite3.connect(services.workspace / "mlflow" / "mlflow.db") as database:
         names = database.execute("select name, status from runs").fetchall()
     assert (run["name"], "FINISHED") in names
+
+
+def test_a_schedule_starts_a_training(services, tmp_path):
+    """As docs/operating.md has it: a copy of an entry of prefect.yaml, with `schedules`."""
+    project = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    [entry] = [one for one in project["deployments"] if one["entrypoint"] == "flows.train.train"]
+    entry["name"] = "scheduled"
+    entry["parameters"] |= {"overrides": {**SHORT, "num_rollout": 2}, "resume": "never"}
+    entry["schedules"] = [
+        {"cron": "0 2 * * *", "timezone": "Europe/Berlin"},
+        {"interval": 15, "anchor_date": "2026-01-01T00:00:00+00:00", "timezone": "UTC"},
+    ]
+    file = tmp_path / "prefect.yaml"
+    file.write_text(yaml.safe_dump({**project, "deployments": [entry]}))
+    services.prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file))
+    deployment = services.get("/deployments/name/train/scheduled")
+    [nightly, often] = sorted(
+        deployment["schedules"], key=lambda one: "interval" in one["schedule"]
+    )
+    assert nightly["active"] and nightly["schedule"]["cron"] == "0 2 * * *"
+    assert nightly["schedule"]["timezone"] == "Europe/Berlin"
+    assert often["active"] and often["schedule"]["interval"] == 15
+
+    def started():
+        wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}, "sort": "START_TIME_ASC",
+                  "flow_runs": {"start_time": {"is_null_": False}}}  # fmt: skip
+        return services.post("/flow_runs/filter", wanted) or None
+
+    try:
+        run = poll("the run of a schedule", RUN_TIMEOUT_S, started)[0]
+    finally:
+        services.prefect("deployment", "delete", "train/scheduled")  # and what it would start yet
+    assert run["auto_scheduled"]
+    ended = services.ended(run["id"])
+    assert ended["state"]["name"] == "Completed", f"{ended['state']}\n{services.logs()}"
+    assert services.trained(ended["name"]) == 2
 
 
 @pytest.mark.parametrize(
