@@ -30,12 +30,16 @@ class Findings:
         if sentence not in self.problems:
             self.problems.append(sentence)
 
-    def attempt(self, call: Callable[[], T]) -> T | None:
-        """The call's value, or None where it raised an error of ours, which becomes a problem."""
+    def attempt(self, call: Callable[[], T], about: str = "") -> T | None:
+        """The call's value, or None where it raised an error of ours, which becomes a problem.
+
+        Args:
+            about: the field that the call looks at, where its errors do not name it.
+        """
         try:
             return call()
         except SlimeError as error:
-            self.problem(str(error))
+            self.problem(f"{about}: {error}" if about else str(error))
             return None
 
     def fact(self, section: str, **values: Any) -> None:

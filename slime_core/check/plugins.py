@@ -32,7 +32,9 @@ def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Find
     chosen += [(dataset.custom_rm_path, dataset.rm_type) for dataset in datasets]
     for path, name in dict.fromkeys(chosen):
         if path:
-            described = findings.attempt(lambda p=path: _function(p, rewards.group_rm))
+            described = findings.attempt(
+                lambda p=path: _function(p, rewards.group_rm), "custom_rm_path"
+            )
         elif name is not None:
             described = findings.attempt(lambda n=name: check_grader(n))
         else:
@@ -47,29 +49,34 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     paths = [rollout.generate_path]
     paths += [dataset.custom_generate_function_path for dataset in datasets]
     for path in dict.fromkeys(path for path in paths if path):
-        form = findings.attempt(lambda p=path: load_generate(p).form)
+        form = findings.attempt(
+            lambda p=path: load_generate(p).form, "custom_generate_function_path"
+        )
         if form is not None:
             findings.fact("rollout", **{path: form})
-    findings.attempt(lambda: load_filter(rollout.dynamic_sampling_filter_path))
-    findings.attempt(lambda: load_buffer_filter(rollout.buffer_filter_path, None))
+    filter_path, buffer_path = rollout.dynamic_sampling_filter_path, rollout.buffer_filter_path
+    findings.attempt(lambda: load_filter(filter_path), "dynamic_sampling_filter_path")
+    findings.attempt(lambda: load_buffer_filter(buffer_path, None), "buffer_filter_path")
     training = training_path(rollout.rollout_function_path, config.debug.load_debug_rollout_data)
     evaluation = evaluation_path(config.eval.eval_function_path, training)
     for path in dict.fromkeys(path for path in (training, evaluation) if path):
-        findings.attempt(lambda p=path: load_rollout(p))
+        about = "rollout_function_path" if path == training else "eval_function_path"
+        findings.attempt(lambda p=path: load_rollout(p), about)
     source = own_source(config)
     if source is not None:
-        kind = findings.attempt(lambda: load_source(source))
+        kind = findings.attempt(lambda: load_source(source), "data_source_path")
         if kind is not None:
             form = "(dataset, args)" if takes_dataset(kind, source) else "(args)"
             findings.fact("data", data_source_path=f"{source}, made with {form}")
     for path in rollout.rollout_sample_hook_path:
-        findings.attempt(lambda p=path: load_hook(p))
-    findings.attempt(lambda: load_batch_hook(rollout.rollout_sample_filter_path, "groups"))
+        findings.attempt(lambda p=path: load_hook(p), "rollout_sample_hook_path")
+    removes = rollout.rollout_sample_filter_path
+    findings.attempt(lambda: load_batch_hook(removes, "groups"), "rollout_sample_filter_path")
     process = config.rewards.custom_reward_post_process_path
-    findings.attempt(lambda: load_batch_hook(process, "samples"))
-    findings.attempt(lambda: load_tools(rollout.tool_paths))
+    findings.attempt(lambda: load_batch_hook(process, "samples"), "custom_reward_post_process_path")
+    findings.attempt(lambda: load_tools(rollout.tool_paths), "tool_paths")
     if rollout.agent_path:
-        agent = findings.attempt(lambda: load_agent(rollout.agent_path))
+        agent = findings.attempt(lambda: load_agent(rollout.agent_path), "agent_path")
         if agent is not None:
             findings.fact("rollout", agent_path=f"{rollout.agent_path}{inspect.signature(agent)}")
 
@@ -93,7 +100,7 @@ def check_trainer_hooks(config: RunConfig, findings: Findings) -> None:
         path = getattr(config.algorithm, flag)
         if path is None:
             continue
-        hook = findings.attempt(lambda f=flag, p=path: load_trainer_hook(f, p))
+        hook = findings.attempt(lambda f=flag, p=path: load_trainer_hook(f, p), flag)
         if hook is not None:
             findings.fact("algorithm", **{flag: f"{path}{inspect.signature(hook.function)}"})
 

@@ -119,10 +119,8 @@ def _file_module(file: str) -> ModuleType:
     """Runs a file as a module of its own; its folder joins the end of the import path."""
     location = Path(file).expanduser().resolve()
     if not location.is_file():
-        raise PluginError(
-            f"{file}: no such file (looked for {location}; in a YAML, begin with ./ for the folder "
-            "of that YAML)"
-        )
+        where = f" (looked for {location}; in a YAML, begin with ./ for the folder of that YAML)"
+        raise PluginError(f"{file}: no such file{'' if Path(file).is_absolute() else where}")
     mark = hashlib.sha256(str(location).encode()).hexdigest()[:10]
     name = f"slime_plugin_{location.stem}_{mark}"
     if name in sys.modules:

@@ -190,7 +190,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
     ),
     "no module": (
         flags("--custom-rm-path", "nowhere.at.all:f"),
-        ["nowhere.at.all:f: no module named 'nowhere'; install it, start from its folder"],
+        ["custom_rm_path: nowhere.at.all:f: no module named 'nowhere'; install it, start from"],
     ),
     "no function": (
         graded_by("import json\ndef grade(args, sample): return 1\n", ":reward"),
@@ -208,6 +208,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             *("--custom-pg-loss-reducer-function-path", f"{folder / 'grade.py'}:reduce"),
         ],
         [
+            "custom_tis_function_path: ",
             "grade.py:weights(args, pg_loss) does not fit: it is called as (args=..., pg_loss=...,",
             "grade.py:advantage: ",
             "has no 'advantage'; did you mean advantages?",
@@ -224,6 +225,9 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             *("--tool-paths", f"{folder / 'grade.py'}:number"),
         ],
         [
+            *("custom_generate_function_path: ", "dynamic_sampling_filter_path: ", "tool_paths: "),
+            *("rollout_sample_hook_path: ", "rollout_sample_filter_path: "),
+            "custom_reward_post_process_path: ",
             "grade.py:respond(args) does not fit: it is called as (args, sample, sampling_params",
             "grade.py:keep(samples) does not fit: it is called as (args, samples)",
             "grade.py:look(args, sample) does not fit: it is called as (args, sample, rollout_id=",
