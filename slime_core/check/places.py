@@ -37,7 +37,11 @@ def check_places(config: RunConfig, thorough: bool, findings: Findings) -> None:
     usable = len(findings.problems) == before  # otherwise what lies in it has the same fault
     url = store_url(config.run.workspace, config.store.store_url)
     named = findings.attempt(lambda: blocks_in(config)) or {}
-    # A block is Prefect's; its own check() looks.
+    if named:
+        listed = ", ".join(f"{field} block:{name}" for field, name in named.items())
+        findings.notes.append(
+            f"not looked at, since blocks stand in Prefect: {listed}; a start asks"
+        )
     if "store_url" not in named and (usable or config.store.store_url):
         findings.attempt(lambda: _store(url, thorough))
     findings.fact("places", workspace=str(workspace), store=url)

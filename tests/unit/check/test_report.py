@@ -70,6 +70,12 @@ def test_samples_without_others_to_compare_with_are_noted(capsys, tmp_path):
         assert report(capsys, *alone, *fine)["notes"] == []
 
 
+def test_blocks_are_not_looked_at_and_the_report_says_so(capsys, tmp_path):
+    found = report(capsys, "--store-url", "block:nowhere", "--workspace", tmp_path)
+    [note] = [text for text in found["notes"] if "block" in text]
+    assert note.startswith("not looked at") and "store_url block:nowhere" in note
+
+
 def test_the_report_for_people_ends_with_the_verdict(capsys, tmp_path):
     assert main(["check", str(QUICKSTART), "--workspace", str(tmp_path / "w")]) == 0
     shown = capsys.readouterr().out
