@@ -36,7 +36,19 @@ def own_names(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: two names of one field with two values.
     """
-    known = aliases()
+    found, conflicts = _renamed(values)
+    if conflicts:
+        raise ConfigError("\n".join(conflicts))
+    return found
+
+
+def name_conflicts(values: Mapping[str, Any]) -> list[str]:
+    """A sentence for each field that is given under two names with two values."""
+    return _renamed(values)[1]
+
+
+def _renamed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    known, conflicts = aliases(), []
     found = {name: value for name, value in values.items() if name not in known}
     for name, value in values.items():
         if name not in known or (name == "load" and _same(value, values.get("save"))):
@@ -46,12 +58,12 @@ def own_names(values: Mapping[str, Any]) -> dict[str, Any]:
             field = "megatron_load"
         if field in found and not _same(found[field], value):
             fix = f"leave {name} out" if name in STARTS else "give one of them"
-            raise ConfigError(
+            conflicts.append(
                 f"{name} is another name of {field}, and they differ: {value!r} and "
                 f"{found[field]!r}; {fix}"
             )
         found[field] = value
-    return found
+    return found, conflicts
 
 
 def own_names_in_tree(tree: Mapping[str, Any]) -> dict[str, Any]:

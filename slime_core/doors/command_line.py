@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from slime_core.config.aliases import name_conflicts
 from slime_core.config.flags import option_strings, overrides_of, unknown
 from slime_core.config.loading import value_problems
 from slime_core.doors.options import more_flags, option_of
@@ -18,7 +19,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
 
     Raises:
         ConfigError: every flag that is unknown, not there yet or refused, one line each; or a
-            value that is missing or of another type.
+            value that is missing or of another type, or one thing under two names.
     """
     others, own = _apart(arguments, set(option_strings(parser)))
     problems: list[str] = []
@@ -38,8 +39,10 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
                 setattr(parsed, option.name, option.read(texts))
         except ConfigError as error:
             problems.append(str(error))
+    given = overrides_of(parsed)
+    problems += name_conflicts(given)
     if problems:
-        problems += value_problems(overrides_of(parsed))
+        problems += value_problems(given)
         raise ConfigError("\n".join(problems))
     for place, values in groups.items():
         if values:

@@ -72,7 +72,11 @@ def convert(path: Path, environment: Mapping[str, str] | None = None) -> Convert
             kept += group
         except ConfigError as error:
             report.append(f"left out: {error}")
-    values = _slimes_defaults(own_names(overrides_of(parse(parser, kept))), script.arguments)
+    try:
+        given = own_names(overrides_of(parse(parser, kept)))
+    except ConfigError as error:  # what fits alone and not together; all of it is told at once
+        raise ConfigError("\n".join([str(error), *report])) from error
+    values = _slimes_defaults(given, script.arguments)
     tree = _tree(values, path.stem)
     if any(str(value).startswith("./") for value in _values(tree)):
         report.append("paths that begin with ./ belong to the folder of the YAML file")

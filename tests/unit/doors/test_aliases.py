@@ -55,6 +55,9 @@ def test_two_names_with_two_values_are_refused():
     sentence = refusal("--use-tis", "--tis-threshold", "0.9", "--tis-clip", "2")
     assert "tis_threshold is another name of tis_clip, and they differ: '0.9' and '2'" in sentence
     assert "differ" in refusal("--hf-checkpoint", "a", "--load", "b")
+    both = refusal("--tis-threshold", "1", "--tis-clip", "2", "--lrr", "1", "--seed", "x",
+                   "--hf-checkpoint", "a", "--load", "b")  # fmt: skip
+    assert len(both.splitlines()) == 4, "every problem at once"
     assert config("--hf-checkpoint", "a", "--load", "a/").rollout.hf_checkpoint == "a/"
 
 

@@ -90,6 +90,15 @@ def test_unknown_flags_and_wrong_values_are_reported_and_left_to_the_check(tmp_p
     assert "to decide: run.num_rollout is missing" in said
 
 
+def test_what_does_not_fit_together_is_told_with_what_was_left_out(tmp_path):
+    path = script(tmp_path, "--tis-clip 2 --tis-threshold 3 --seed x --sede 1")
+    with pytest.raises(ConfigError) as error:
+        convert(path, {})
+    [conflict, seed, unknown] = str(error.value).splitlines()
+    assert "tis_threshold is another name of tis_clip" in conflict
+    assert "--seed must be" in seed and "unknown flag --sede" in unknown
+
+
 def test_a_size_that_is_no_number_is_left_to_the_check(tmp_path):
     found = convert(script(tmp_path, "--colocate --actor-num-nodes two"), {})
     assert "rollout_num_gpus" not in found.tree["cluster"]
