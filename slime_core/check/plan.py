@@ -15,7 +15,7 @@ from slime_core.evaluation.resolve import eval_schedule
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.declared import declared_fields
 from slime_core.megatron.settings import LOGITS_AT_ONCE
-from slime_core.weights.tables import ModelShape
+from slime_core.weights.tables import ModelShape, expert_parameters
 
 FLOAT32_BYTES = 4
 # Adam's two moments, and in bf16 float32 master weights besides; data-parallel ranks share them.
@@ -86,7 +86,13 @@ def _trainer_memory(config: RunConfig, shape: ModelShape, size: int) -> dict[str
     shared = size * trained * OPTIMIZER_BYTES[dtype]
     layout = {option_name(name): value for name, value in layout_of(config.megatron).items()}
     tensor = layout.get("tensor_model_parallel_size", 1)
-    parts = tensor * layout.get("pipeline_model_parallel_size", 1)
+    stages = layout.get("pipeline_model_parallel_size", 1)
+    expert_cut = (layout.get("expert_tensor_parallel_size") or tensor) * layout.get(
+        "expert_model_parallel_size", 1
+    )
+    # Shares of a rank: of experts, which may lie on more ranks, and of all the rest.
+    of_experts = expert_parameters(shape) / size
+    held_share = (of_experts / expert_cut + (1 - of_experts) / tensor) / stages
     ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     vocabulary = -(-shape.vocab_size // tensor)
     train = config.train
@@ -94,7 +100,7 @@ def _trainer_memory(config: RunConfig, shape: ModelShape, size: int) -> dict[str
     positions = min(tokens, max(1, LOGITS_AT_ONCE // vocabulary))
     return {
         "trainer_bytes": held + shared,
-        "trainer_bytes_a_rank": held // parts + shared // max(parts, ranks),
+        "trainer_bytes_a_rank": int(held * held_share) + shared // max(stages * tensor, ranks),
         "log_prob_bytes_a_rank": LOGITS_COPIES * FLOAT32_BYTES * positions * vocabulary,
     }
 

@@ -18,6 +18,8 @@ LAYOUT_OPTIONS = frozenset(
         "pipeline_model_parallel_size",
         "context_parallel_size",
         "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "moe_token_dispatcher_type",
         "sequence_parallel",
         "num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage",
@@ -25,7 +27,6 @@ LAYOUT_OPTIONS = frozenset(
         "decoder_last_pipeline_num_layers",
     }
 )
-_NOT_THERE = ("expert_model_parallel_size",)
 
 
 def option_name(given: str) -> str:
@@ -49,9 +50,6 @@ def layout_problem(config: RunConfig) -> str | None:
     """Why the ranks that were asked for cannot be had, in a sentence; None where they can."""
     cluster = config.cluster
     layout = {option_name(name): value for name, value in layout_of(config.megatron).items()}
-    for name in _NOT_THERE:
-        if layout.get(name, 1) != 1:
-            return f"{name} {layout[name]} is not there yet: use 1"
     ranks = cluster.actor_num_nodes * cluster.actor_num_gpus_per_node
     if cluster.actor_num_nodes > 1:
         return (
@@ -61,7 +59,10 @@ def layout_problem(config: RunConfig) -> str | None:
     tensor = layout.get("tensor_model_parallel_size", 1)
     pipeline = layout.get("pipeline_model_parallel_size", 1)
     context = layout.get("context_parallel_size", 1)
-    if not all(type(size) is int and size > 0 for size in (tensor, pipeline, context)):
+    experts = layout.get("expert_model_parallel_size", 1)
+    expert_tensor = layout.get("expert_tensor_parallel_size") or tensor
+    sizes = (tensor, pipeline, context, experts, expert_tensor)
+    if not all(type(size) is int and size > 0 for size in sizes):
         return None  # the check of Megatron's options says which type they have
     copy = tensor * pipeline * context
     if ranks % copy:
@@ -69,5 +70,12 @@ def layout_problem(config: RunConfig) -> str | None:
             f"tensor_model_parallel_size {tensor} x pipeline_model_parallel_size {pipeline} x "
             f"context_parallel_size {context} = {copy} ranks hold the model, but "
             f"actor_num_gpus_per_node is {ranks}: make it a multiple of {copy}"
+        )
+    if ranks // pipeline % (experts * expert_tensor):
+        return (
+            f"expert_model_parallel_size {experts} x expert_tensor_parallel_size {expert_tensor} = "
+            f"{experts * expert_tensor} ranks hold the experts of a layer, but "
+            f"actor_num_gpus_per_node {ranks} gives each pipeline stage {ranks // pipeline}: make "
+            "that a multiple"
         )
     return None

@@ -130,15 +130,19 @@ def _over_torch_adam(member: MegatronOptimizer) -> bool:
 
 
 def _load_optimizer(optimizer: MegatronOptimizer, loaded: dict[Any, Any]) -> None:
+    """Where experts are spread over ranks, they have an optimizer of their own. Tensors come as
+    this layout asked for them, and what is no tensor as that of the file has it."""
     own = members(optimizer)
-    if len(own) == 1:
-        saved = [loaded]
-    else:
-        saved = [loaded[index] for index in sorted(k for k in loaded if isinstance(k, int))]
+    parts = [loaded, *(loaded[index] for index in sorted(k for k in loaded if isinstance(k, int)))]
+    saved = [part for part in parts if "optimizer" in part]
     groups = [group for part in saved for group in part["optimizer"]["param_groups"]]
     for index, member in enumerate(own):
-        part = dict(saved[min(index, len(saved) - 1)])
+        plain = saved[min(index, len(saved) - 1)]
+        part = {key: value for key, value in plain.items() if not isinstance(key, int)}
         part["optimizer"] = part["optimizer"] | {"param_groups": _matching_groups(member, groups)}
+        if _over_torch_adam(member):
+            asked = loaded if len(own) == 1 else loaded[index]
+            part["param_state"] = asked["param_state"]
         _load_member(member, part)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import xxhash
-from megatron.core import parallel_state
 
 from slime_core.megatron import parallel
 from slime_core.megatron.export import named_hf_tensors
@@ -21,17 +20,20 @@ def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -
     Data-parallel replicas hold the same weights, so only the first counts; other parallel sizes
     give another digest, like they give other bits.
     """
-    hasher = xxhash.xxh3_64()
     parameters = dict(model.named_parameters())
     own = sorted(model.own_parameters & parameters.keys())
-    for name in (*local_entries(model, shape), *own):
+    entries = local_entries(model, shape)
+    apart = parallel.experts_apart()
+    hashers = {expert: xxhash.xxh3_64() for expert in ((False, True) if apart else (False,))}
+    for name in (*entries, *own):
         parameter = parameters[name]
+        hasher = hashers[apart and name in entries and entries[name].expert is not None]
         if parameter.is_cuda:
             hasher.update(fingerprint(parameter).to_bytes(8, "little"))
         else:
             hasher.update(tensor_bytes(parameter))
-    replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    shards = parallel.gather_objects((replica, hasher.hexdigest()))
+    mine = [(parallel.replica_rank(expert=e), hashers[e].hexdigest()) for e in hashers]
+    shards = [shard for shards in parallel.gather_objects(mine) for shard in shards]
     counted = [digest for rank, digest in shards if rank == 0]
     if len(counted) == 1:
         return f"{role}:{counted[0]}"

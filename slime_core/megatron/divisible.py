@@ -22,12 +22,16 @@ def check_divisible(
         ConfigError: names the size and what it does not divide.
     """
     size = settings.tensor_model_parallel_size
+    if shape.num_experts is None and settings.expert_model_parallel_size > 1:
+        raise ConfigError(
+            f"expert_model_parallel_size {settings.expert_model_parallel_size}: a "
+            f"{shape.model_type} model has no experts, so use 1"
+        )
     widths = {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads}
     if shape.expert_ffn_size is None:
         widths["intermediate_size"] = shape.ffn_size
     else:
-        widths["moe_intermediate_size"] = shape.expert_ffn_size
-        _check_experts(settings, transformer)
+        _check_experts(settings, shape, transformer)
     for name, value in widths.items():
         if value % size:
             raise ConfigError(
@@ -43,7 +47,25 @@ def check_divisible(
         )
 
 
-def _check_experts(settings: TrainerSettings, transformer: Mapping[str, Any]) -> None:
+def _check_experts(
+    settings: TrainerSettings, shape: ModelShape, transformer: Mapping[str, Any]
+) -> None:
+    for name, size, of, value in (
+        (
+            "expert_model_parallel_size",
+            settings.expert_model_parallel_size,
+            "num_experts",
+            shape.num_experts or 0,
+        ),
+        (
+            "expert_tensor_parallel_size",
+            settings.expert_tensor_size,
+            "moe_intermediate_size",
+            shape.expert_ffn_size or 0,
+        ),
+    ):
+        if value % size:
+            raise ConfigError(f"{name} {size} does not divide the model's {of} {value}")
     if settings.tensor_model_parallel_size > 1 and not settings.sequence_parallel:
         raise ConfigError(
             f"tensor_model_parallel_size {settings.tensor_model_parallel_size}: a model with "

@@ -33,6 +33,7 @@ _SIDE_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
+Place = tuple[str, int | None]
 
 
 @torch.no_grad()
@@ -50,23 +51,31 @@ def named_hf_tensors(model: PolicyModel, shape: ModelShape) -> Iterator[tuple[st
     }
     stage = parallel_state.get_pipeline_model_parallel_rank()
     stages = parallel_state.get_pipeline_model_parallel_world_size()
-    owners: dict[str, int] = {}
-    for other, names in parallel.gather_pipeline((stage, list(local))):
-        owners.update(dict.fromkeys(names, other))
+    owners: dict[Place, int] = {}
+    places = {(entry.place, entry.layer) for entry in bind(shape) if entry.megatron in local}
+    for other, held in parallel.gather_pipeline((stage, places)):
+        owners.update(dict.fromkeys(held, other))
+    experts = parallel.expert_group()
     for entry in bind(shape):
-        shards = _tensor_parallel_shards(local.get(entry.megatron))
+        owner = owners[entry.place, entry.layer]
+        shards = _tensor_parallel_shards(local.get(entry.megatron), entry)
         named = [] if shards is None else entry.to_hf(shards)
+        if entry.expert is not None and experts.size() > 1 and owner == stage:
+            holder = entry.expert * experts.size() // (shape.num_experts or 1)
+            named = list(_from_rank(holder, experts, entry, named, model))
         if stages == 1:
             yield from named
         else:
-            yield from _from_stage(owners[entry.megatron], entry, named, model)
+            yield from _from_rank(owner, parallel.pipeline_group(), entry, named, model)
 
 
-def _tensor_parallel_shards(parameter: torch.Tensor | None) -> list[torch.Tensor] | None:
+def _tensor_parallel_shards(
+    parameter: torch.Tensor | None, entry: BoundEntry
+) -> list[torch.Tensor] | None:
     if parameter is None:
         return None
     data = parameter.detach()
-    group = parallel.tensor_group()
+    group = parallel.tensor_group(expert=entry.expert is not None)
     if group.size() == 1:
         return [data]
     shards = [torch.empty_like(data) for _ in range(group.size())]
@@ -74,11 +83,14 @@ def _tensor_parallel_shards(parameter: torch.Tensor | None) -> list[torch.Tensor
     return shards
 
 
-def _from_stage(
-    owner: int, entry: BoundEntry, named: list[tuple[str, torch.Tensor]], model: PolicyModel
+def _from_rank(
+    owner: int,
+    group: dist.ProcessGroup,
+    entry: BoundEntry,
+    named: list[tuple[str, torch.Tensor]],
+    model: PolicyModel,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hands the owner stage's tensors to the other stages."""
-    group = parallel.pipeline_group()
+    """Hands one rank's tensors to the others of a group."""
     source = dist.get_global_rank(group, owner)
     like = next(model.parameters())
     have = dict(named)

@@ -13,6 +13,7 @@ AT_LEAST_ONE = frozenset(
         "pipeline_model_parallel_size",
         "context_parallel_size",
         "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
         "make_vocab_size_divisible_by",
         "lr_decay_iters",
         "lr_wsd_decay_iters",

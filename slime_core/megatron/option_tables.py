@@ -114,6 +114,7 @@ SETTINGS = frozenset(
         "adam_eps",
         "context_parallel_size",
         "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
         "lr_decay_iters",
         "lr_decay_style",
         "lr_warmup_init",

@@ -49,6 +49,7 @@ def start(settings: TrainerSettings) -> None:
         pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
         context_parallel_size=settings.context_parallel_size,
         expert_model_parallel_size=settings.expert_model_parallel_size,
+        expert_tensor_parallel_size=settings.expert_tensor_parallel_size,
         distributed_timeout_minutes=max(1, round(settings.collective_timeout_s / 60)),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(settings.seed)
@@ -73,6 +74,19 @@ def tensor_group(*, expert: bool = False) -> dist.ProcessGroup:
 def expert_group() -> dist.ProcessGroup:
     """Ranks that hold other experts of the same layers."""
     return cast(dist.ProcessGroup, parallel_state.get_expert_model_parallel_group())
+
+
+def experts_apart() -> bool:
+    """Whether experts lie on ranks in another way than all other parameters."""
+    same = tensor_group(expert=True).size() == tensor_group().size()
+    return not (same and expert_group().size() == 1)
+
+
+def replica_rank(*, expert: bool = False) -> int:
+    """This rank's place among those with the same parameters; of the same experts if told so."""
+    if expert:
+        return parallel_state.get_expert_data_parallel_rank()
+    return parallel_state.get_data_parallel_rank(with_context_parallel=True)
 
 
 def own_experts(experts: int) -> range:

@@ -191,16 +191,34 @@ class Passes:
         policy = self._policy(max_tokens)
         plan = schedule_step(batch.lengths.tolist(), rows, self.settings.data_parallel_size, policy)
         mine = plan.ranks[parallel_state.get_data_parallel_rank()]
+        lengths = [self.pad_to] * len(mine)
+        if self._equal_lengths:
+            lengths = [
+                max(self._padded(batch.lengths[np.asarray(ids, dtype=np.int64)]) for ids in packs)
+                for packs in zip(*plan.ranks, strict=True)
+            ]
         return [
             pack(
                 batch,
                 ids,
-                pad_to=self.pad_to,
+                pad_to=length,
                 row_multiple=self.row_multiple,
                 positions=positions,
             )
-            for ids in mine
+            for ids, length in zip(mine, lengths, strict=True)
         ]
+
+    @property
+    def _equal_lengths(self) -> bool:
+        """Whether all copies of the model must run equally many tokens at once, since the ranks
+        with other experts gather their tokens."""
+        gathered = self.state.model.config.moe_token_dispatcher_type == "allgather"
+        return gathered and self.settings.expert_model_parallel_size > 1
+
+    def _padded(self, lengths: np.ndarray) -> int:
+        """Tokens of a pack."""
+        used = int((-(-lengths // self.row_multiple) * self.row_multiple).sum())
+        return max(1, -(-used // self.pad_to)) * self.pad_to
 
     def _to_device(
         self,

@@ -23,6 +23,11 @@ class TrainerSettings:
 
     Attributes:
         hf_checkpoint: folder with config.json, safetensors and tokenizer.
+        tensor_model_parallel_size, pipeline_model_parallel_size, context_parallel_size,
+        sequence_parallel: how ranks share the model.
+        expert_model_parallel_size: ranks to which the experts of a layer are dealt.
+        expert_tensor_parallel_size: ranks that share each expert, by default the
+            tensor-parallel ones.
         megatron_load: a Megatron checkpoint whose weights take the place of hf_checkpoint's.
         device: "cpu" (gloo) or "cuda" (NCCL).
         dtype: of weights and activations. Optimizer state and gradients are float32.
@@ -70,6 +75,7 @@ class TrainerSettings:
     pipeline_model_parallel_size: int = 1
     context_parallel_size: int = 1
     expert_model_parallel_size: int = 1
+    expert_tensor_parallel_size: int | None = None
     sequence_parallel: bool = False
 
     train_iters: int = 1
@@ -119,7 +125,12 @@ class TrainerSettings:
     @property
     def expert_cut(self) -> int:
         """Ranks among which the experts of a layer are dealt."""
-        return self.tensor_model_parallel_size * self.expert_model_parallel_size
+        return self.expert_tensor_size * self.expert_model_parallel_size
+
+    @property
+    def expert_tensor_size(self) -> int:
+        """Ranks that share each expert."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
 
     @property
     def data_parallel_size(self) -> int:
@@ -136,15 +147,30 @@ class TrainerSettings:
         Raises:
             ConfigError: names the settings and the fix.
         """
-        for name in ("expert_model_parallel_size",):
-            if getattr(self, name) != 1:
-                raise ConfigError(f"{name} {getattr(self, name)} is not supported yet; use 1")
         if self.world_size % self.model_parallel_size:
             raise ConfigError(
                 f"{self.world_size} trainer ranks are not a multiple of "
                 f"tensor_model_parallel_size {self.tensor_model_parallel_size} x "
                 f"pipeline_model_parallel_size {self.pipeline_model_parallel_size} x "
                 f"context_parallel_size {self.context_parallel_size}"
+            )
+        ranks = self.world_size // self.pipeline_model_parallel_size
+        if ranks % self.expert_cut:
+            raise ConfigError(
+                f"expert_model_parallel_size {self.expert_model_parallel_size} x "
+                f"expert_tensor_parallel_size {self.expert_tensor_size} = {self.expert_cut} does "
+                f"not divide the {ranks} trainer ranks of a pipeline stage: experts are dealt to "
+                "tensor-, context- and data-parallel ranks"
+            )
+        if (
+            self.device == "cpu"
+            and self.expert_model_parallel_size > 1
+            and self.expert_tensor_size > 1
+        ):
+            raise ConfigError(
+                f"expert_model_parallel_size {self.expert_model_parallel_size} with "
+                f"expert_tensor_parallel_size {self.expert_tensor_size}: ranks on CPUs cannot "
+                "gather unequal numbers of tokens (gloo): use expert_tensor_parallel_size 1"
             )
         if self.context_parallel_size > 1 and self.device == "cuda":
             raise ConfigError(

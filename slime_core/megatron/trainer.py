@@ -109,7 +109,7 @@ class PolicyTrainer:
     def start_digest(self) -> str:
         """The policy's digest as one rank would give it: it names where a run begins, whatever the
         layout of its ranks."""
-        if self.settings.model_parallel_size == 1:
+        if self.settings.model_parallel_size == 1 and not parallel.experts_apart():
             return self.policy_digest()
         rows = padded_vocab_size(
             self.shape.vocab_size, self.settings.make_vocab_size_divisible_by, 1

@@ -27,6 +27,7 @@ __all__ = [
     "ModelShape",
     "active_parameters",
     "bind",
+    "expert_parameters",
     "padded_vocab_size",
     "read_shape",
     "table_for",
@@ -71,8 +72,17 @@ def bind(shape: ModelShape) -> tuple[BoundEntry, ...]:
 
 def active_parameters(shape: ModelShape) -> int:
     """Parameters that a token meets on its way: of experts, as many as it goes to."""
-    sizes = {True: 0, False: 0}
-    for entry in bind(shape):
-        sizes[entry.expert is not None] += sum(math.prod(size) for size in entry.hf_shapes)
-    of_experts = sizes[True] * (shape.experts_per_token or 0) // (shape.num_experts or 1)
-    return sizes[False] + of_experts
+    every = sum(math.prod(size) for entry in bind(shape) for size in entry.hf_shapes)
+    experts = expert_parameters(shape)
+    met = experts * (shape.experts_per_token or 0) // (shape.num_experts or 1)
+    return every - experts + met
+
+
+def expert_parameters(shape: ModelShape) -> int:
+    """Parameters of all experts."""
+    return sum(
+        math.prod(size)
+        for entry in bind(shape)
+        if entry.expert is not None
+        for size in entry.hf_shapes
+    )

@@ -73,6 +73,7 @@ class Layout:
 
     ranks: int
     options: Mapping[str, Any]
+    experts: bool = False
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -84,6 +85,25 @@ LAYOUTS: dict[str, Layout] = {
     "tp2-pp2": Layout(4, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}),
     "tp2-cp2": Layout(4, {"tensor_model_parallel_size": 2, "context_parallel_size": 2}),
     "cp2-dp2": Layout(4, {"context_parallel_size": 2}),
+}
+
+
+_EP2 = {"expert_model_parallel_size": 2}
+_GATHERED = {"megatron": {"moe_token_dispatcher_type": "allgather"}}
+_TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+LAYOUTS |= {
+    "experts-gathered": Layout(1, _GATHERED, experts=True),
+    "ep2": Layout(2, _EP2, experts=True),
+    "ep2-gathered": Layout(2, _EP2 | _GATHERED, experts=True),
+    "experts-tp2-sp": Layout(2, _TP2_SP, experts=True),
+    "experts-tp2-sp-ep2-etp1": Layout(
+        2, _TP2_SP | _EP2 | {"expert_tensor_parallel_size": 1}, experts=True
+    ),
+    "experts-cp2-ep2": Layout(2, {"context_parallel_size": 2} | _EP2, experts=True),
+    "ep2-dp2": Layout(4, _EP2, experts=True),
+    "ep2-dp2-gathered": Layout(4, _EP2 | _GATHERED, experts=True),
+    "ep2-pp2": Layout(4, {"pipeline_model_parallel_size": 2} | _EP2, experts=True),
+    "ep2-tp2-sp": Layout(4, _TP2_SP | _EP2 | {"expert_tensor_parallel_size": 1}, experts=True),
 }
 
 

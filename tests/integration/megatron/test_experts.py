@@ -115,3 +115,78 @@ def test_weights_come_back_from_a_megatron_checkpoint(
     wanted = load_file(Path(model) / "model.safetensors")
     found = load_file(tmp_path / "back" / "model.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+EP2 = {"expert_model_parallel_size": 2, "collective_timeout_s": 60.0}
+
+
+def assert_same_numbers(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in ("loss", "entropy_loss", "grad_norm", "rollout/log_probs"):
+            assert mine[name] == pytest.approx(other[name], rel=1e-5, abs=3e-6), name
+
+
+def steps_of(outcome: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for result in outcome["results"] for step in result["steps"]]
+
+
+def test_two_ranks_with_half_of_the_experts_each_train_like_one(
+    model: str,
+    tmp_path: Path,
+    in_trainer: Callable[..., Any],
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    """And each goes on from the other's checkpoint, optimizer included."""
+    settings = BASE | {"hf_checkpoint": model, "max_tokens_per_gpu": 96, "adam_eps": 1e-2}
+    batches = [models.random_batch(models.VOCAB, rows=21, seed=seed) for seed in range(3)]
+    folders = {name: str(tmp_path / name) for name in ("one", "two", "hf-one", "hf-two")}
+    alone = in_trainer(
+        jobs.train, settings, batches[:2], None, (1, folders["one"]), folders["hf-one"]
+    )
+    first, second = in_ranks(
+        jobs.train_on_rank, settings | EP2, batches[:2], None, (1, folders["two"]),
+        folders["hf-two"],
+    )  # fmt: skip
+    assert first["start"] == second["start"] == alone["start"], "one run in any layout"
+    assert steps_of(first) == steps_of(second)
+    assert_same_numbers(steps_of(first), steps_of(alone))
+    ours, theirs = (load_file(Path(folders[f]) / "model.safetensors") for f in ("hf-two", "hf-one"))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.allclose(ours[name], tensor, atol=2e-5), name
+
+    last = {
+        (ranks, folder): steps_of(
+            in_trainer(jobs.train, settings, batches[2:], folders[folder])
+            if ranks == "one"
+            else in_ranks(jobs.train_on_rank, settings | EP2, batches[2:], folders[folder])[0]
+        )
+        for ranks, folder in (("one", "one"), ("one", "two"), ("two", "one"))
+    }
+    for way in (("one", "two"), ("two", "one")):
+        assert_same_numbers(last[way], last["one", "one"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_keeps_its_bits_from_one_rank_to_two_and_back(
+    dtype: str,
+    model: str,
+    tmp_path: Path,
+    in_trainer: Callable[..., Any],
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    settings = BASE | {"hf_checkpoint": model, "dtype": dtype}
+    seen = [models.random_batch(models.VOCAB, seed=seed) for seed in range(2)]
+    one, two, back = (str(tmp_path / name) for name in ("one", "two", "back"))
+    in_trainer(jobs.train, settings, seen[:1], None, (0, one))
+    in_ranks(jobs.reshard_on_rank, settings | EP2, one, two, seen[1])
+    in_trainer(jobs.reshard, settings, two, back, seen[1])
+    wanted = in_trainer(jobs.stored_tensors, settings, one)
+    assert any("experts" in name and "exp_avg_sq" in name for name in wanted)
+    for folder in (two, back):
+        found = in_trainer(jobs.stored_tensors, settings, folder)
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert (found[name] == tensor).all(), (folder, name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slime_core.batching.types import TrainBatch
+from slime_core.engines.embedded.weights import places
 from tests.integration.megatron import invariance, models
 from tests.integration.megatron.algorithm_runs import near_policy
 from tests.integration.megatron.conftest import free_ports
@@ -24,6 +25,7 @@ WEIGHTS = 1e-6
 # is: what is bounded is each tensor's way, not each weight.
 ADAM = 1e-3
 CANARY_NATS = 1e-4
+TIED = "model.embed_tokens.weight"
 Run = Callable[[str, Layout], list[dict[str, Outcome]]]
 
 
@@ -33,6 +35,15 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("invariance") / "dense"
     return models.save_random_model(
         folder, "qwen3", True, num_hidden_layers=4, initializer_range=0.1
+    )
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four experts in each of four layers, two of them for each token."""
+    folder = tmp_path_factory.mktemp("invariance") / "sparse"
+    return models.save_random_model(
+        folder, "qwen3_moe", False, num_hidden_layers=4, initializer_range=0.1
     )
 
 
@@ -65,6 +76,11 @@ def alone(run: Run, dense: str) -> dict[str, Outcome]:
     return run(dense, Layout(1, {}))[0]
 
 
+@pytest.fixture(scope="module")
+def alone_sparse(run: Run, sparse: str) -> dict[str, Outcome]:
+    return run(sparse, Layout(1, {}, experts=True))[0]
+
+
 def assert_same(case: str, ours: Outcome, theirs: Outcome) -> None:
     gaps = largest_gaps(ours, theirs)
     moved, weights, canary = (gaps.pop(name) for name in ("moved", "weights", "canary"))
@@ -83,8 +99,8 @@ def assert_export_is_the_model(model: str, batch: TrainBatch, outcome: Outcome) 
     """The Hugging Face model with the exported weights gives the canary's log-probs."""
     other = models.load_model(model)
     with torch.no_grad():
-        for name, parameter in other.named_parameters():
-            parameter.copy_(torch.from_numpy(outcome.after[name]))
+        for name, place in places(other).items():
+            place.copy_(torch.from_numpy(outcome.after.get(name, outcome.after.get(TIED))))
         tokens = torch.from_numpy(batch.row_tokens(invariance.CANARY_ROW).astype(np.int64))
         log_probs = other(tokens[None]).logits[0, :-1].log_softmax(-1)
         wanted = log_probs.gather(-1, tokens[1:, None])[:, 0].numpy()
@@ -94,15 +110,18 @@ def assert_export_is_the_model(model: str, batch: TrainBatch, outcome: Outcome) 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_gives_the_numbers_of_one_rank(
-    layout: str, run: Run, dense: str, alone: dict[str, Outcome]
+    layout: str, run: Run, request: pytest.FixtureRequest
 ) -> None:
-    ranks = run(dense, LAYOUTS[layout])
+    experts = LAYOUTS[layout].experts
+    model: str = request.getfixturevalue("sparse" if experts else "dense")
+    alone = request.getfixturevalue("alone_sparse" if experts else "alone")
+    ranks = run(model, LAYOUTS[layout])
     for case in CASES:
         first = ranks[0][case]
         for other in ranks[1:]:
             assert other[case].steps == first.steps, "all ranks report the same"
         assert_same(case, first, alone[case])
-    assert_export_is_the_model(dense, batches_of(dense)[0], ranks[0]["grpo"])
+    assert_export_is_the_model(model, batches_of(model)[0], ranks[0]["grpo"])
 
 
 @pytest.mark.slow

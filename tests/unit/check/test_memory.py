@@ -38,6 +38,10 @@ def test_of_experts_all_are_held_and_few_are_met():
     one = 3 * SHAPE.hidden_size * SHAPE.ffn_size
     more = SHAPE.num_layers * (7 * one + 8 * SHAPE.hidden_size)
     assert sparse.states_bytes == dense.states_bytes + 16 * more
+    halves = replace(ONE, world_size=2, expert_model_parallel_size=2)
+    experts = SHAPE.num_layers * 8 * one
+    rest = sparse.states_bytes // 16 - experts
+    assert trainer_memory(halves, shape, 1000).states_bytes == 12 * rest + 16 * experts // 2
     more_experts = trainer_memory(ONE, replace(shape, num_experts=16), 1000)
     assert more_experts.activations_bytes == sparse.activations_bytes > dense.activations_bytes
     assert active_parameters(shape) == active_parameters(SHAPE) + SHAPE.num_layers * (

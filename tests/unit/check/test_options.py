@@ -61,6 +61,10 @@ def test_a_recomputation_is_whole_or_refused():
     assert "recompute_granularity is None, but only full takes recompute_num_layers: set" in alone
 
 
+EP2 = {"expert_model_parallel_size": 2}
+TP2_SP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
 def problems_of_experts(folder, ranks: int, **megatron) -> list[str]:
     """Of a model with four experts."""
     path = copy_of_the_model(
@@ -84,6 +88,9 @@ def problems_of_experts(folder, ranks: int, **megatron) -> list[str]:
             {"pipeline_model_parallel_size": 2, "moe_token_dispatcher_type": "allgather"},
             "pipeline of 2 stages: use alltoall",
         ),
+        (4, EP2 | TP2_SP, "unequal numbers of tokens (gloo): use expert_tensor_parallel_size 1"),
+        (3, {"expert_model_parallel_size": 3}, "size 3 does not divide the model's num_experts 4"),
+        (3, {"expert_tensor_parallel_size": 3}, "does not divide the model's moe_intermediate"),
         (
             3,
             {"tensor_model_parallel_size": 3, "sequence_parallel": True},
@@ -96,8 +103,24 @@ def test_experts_that_cannot_be_had_are_told_before_a_start(ranks, options, word
     assert words in found
 
 
-def test_experts_alone_are_fine(tmp_path):
-    assert problems_of_experts(tmp_path, 1, moe_token_dispatcher_type="allgather") == []
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, {"moe_token_dispatcher_type": "allgather"}),
+        (2, EP2),
+        (4, EP2),
+        (2, EP2 | {"context_parallel_size": 2}),
+        (2, EP2 | TP2_SP | {"expert_tensor_parallel_size": 1}),
+        (4, EP2 | TP2_SP | {"expert_tensor_parallel_size": 1}),
+    ],
+)
+def test_experts_that_can_be_dealt_are_fine(ranks, options, tmp_path):
+    assert problems_of_experts(tmp_path, ranks, **options) == []
+
+
+def test_a_dense_model_has_no_experts_to_deal():
+    (found,) = problems(2, expert_model_parallel_size=2)
+    assert "expert_model_parallel_size 2: a qwen3 model has no experts, so use 1" in found
 
 
 def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():

@@ -72,7 +72,10 @@ TP2 = {"tensor_model_parallel_size": 2}
             },
             ("context_parallel_size 2 = 4 ranks hold the model", "node is 2"),
         ),
-        ({"megatron": {"expert_model_parallel_size": 2}}, ("expert_model_parallel_size 2",)),
+        (
+            {"megatron": {"expert_model_parallel_size": 2}},
+            ("expert_model_parallel_size 2 x expert_tensor", "= 2 ranks hold the experts"),
+        ),
         ({"rollout_num_gpus_per_engine": 2}, ("rollout_num_gpus_per_engine to 1",)),
         ({"seed": -1}, ("seed", "at least 0", "-1")),
         ({"seed": 2**64}, ("seed", "at most 4294967295")),

@@ -40,3 +40,19 @@ def test_patterns_choose(only, frozen, wanted):
 def test_what_would_choose_nothing_is_refused(only, frozen, sentence):
     with pytest.raises(ConfigError, match=sentence):
         trained_names(NAMES, only, frozen)
+
+
+EXPERTS = [
+    f"decoder.layers.{layer}.mlp.experts.local_experts.{expert}.linear_fc1.weight"
+    for layer in (0, 1)
+    for expert in (0, 1, 10)
+]
+
+
+def test_the_experts_of_a_layer_are_chosen_together():
+    names = [*NAMES, *EXPERTS]
+    assert trained_names(names, ["experts"], [r"layers\.1\."]) == set(EXPERTS[:3])
+    assert trained_names(names, None, ["experts"]) == set(NAMES)
+    for only, frozen in (([r"local_experts\.1\."], None), (None, [r"1\.mlp.*experts\.10\."])):
+        with pytest.raises(ConfigError, match="choose among the experts of a layer, such as"):
+            trained_names(names, only, frozen)
