@@ -37,6 +37,7 @@ from slime_core.rollout.returned import load_buffer_filter, selected
 from slime_core.rollout.whole import WholeRollout, returned_groups
 from slime_core.sample import Sample
 from slime_core.stages.batch_hooks import processed_rewards, removed_rows
+from slime_core.store.draws import Draw as Logged
 from slime_core.tools.interface import load_tools
 
 TRIAL_S = 20.0
@@ -200,7 +201,7 @@ async def _source(args: Any, path: str) -> list[str]:
         want = [draw.samples[0].prompt for draw in source.draw(2)]
         again = CustomSource(path, args, dataset, GROUP)
         if state is None:
-            again.replay([first])
+            again.replay([[Logged(i, 0, i, 0, draw.samples, None) for i, draw in enumerate(first)]])
         else:
             again.restore(state)
         got = [draw.samples[0].prompt for draw in again.draw(2)]

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from slime_core.data.sources import Group, PromptSource, SourceSettings
+from slime_core.data.sources import Group, PromptSource, SourceSettings, epoch_permutation
 from slime_core.errors import DataError
 from slime_core.sample import Sample
 
+FILE_ORDER = -1
 _GIVEN: ContextVar[Dataset] = ContextVar("slime_dataset")
 
 
@@ -25,11 +26,12 @@ class Dataset:
 
     Attributes:
         samples: the pass as a sequence; its items are made when they are asked for.
+        at_pass: which pass; part of the state of the source that has this as an attribute.
     """
 
     def __init__(self, prompts: PromptSource) -> None:
         self._prompts = prompts
-        self._pass = 0
+        self.at_pass = 0
         self.samples = self
 
     @property
@@ -43,7 +45,7 @@ class Dataset:
 
     def shuffle(self, epoch_id: int) -> None:
         """Goes to the order of a pass (file order without rollout_shuffle)."""
-        self._pass = epoch_id
+        self.at_pass = epoch_id
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -60,7 +62,50 @@ class Dataset:
         return (self._sample(place) for place in range(len(self)))
 
     def _sample(self, place: int) -> Sample:
-        sample = self._prompts.group_of(self._pass, place, 0)[0]
+        sample = self._prompts.group_of(self.at_pass, place, 0)[0]
+        sample.group_index = sample.index = None
+        return sample
+
+
+class SlimeDataset(Dataset):
+    """A dataset as slime's own sources make it; `shuffle` gives slime's order of an epoch.
+
+    Args:
+        path: the file, with a slice if need be.
+        tokenizer: for the chat template and `max_length`.
+        max_length: most tokens of a prompt.
+        prompt_key: and the other keys: where things stand in a row.
+
+    Raises:
+        DataError: the file or a row of it cannot be used.
+    """
+
+    def __init__(
+        self, path: str, tokenizer: Any = None, processor: Any = None,
+        max_length: int | None = None, *, prompt_key: str = "text",
+        multimodal_keys: dict[str, str] | None = None, label_key: str | None = None,
+        tool_key: str | None = None, metadata_key: str = "metadata", seed: int = 42,
+        apply_chat_template: bool = False,
+        apply_chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        settings = SourceSettings(
+            input_key=prompt_key, label_key=label_key, tool_key=tool_key,
+            metadata_key=metadata_key, multimodal_keys=multimodal_keys,
+            apply_chat_template=apply_chat_template,
+            apply_chat_template_kwargs=apply_chat_template_kwargs or {},
+            rollout_max_prompt_len=max_length,
+        )  # fmt: skip
+        super().__init__(PromptSource(path, settings, tokenizer))
+        self._seed = seed
+        self.at_pass = FILE_ORDER
+        self._order: tuple[int, list[int]] = (FILE_ORDER, [])
+
+    def _sample(self, place: int) -> Sample:
+        if self._order[0] != self.at_pass:
+            mixed = self.at_pass != FILE_ORDER
+            rows = epoch_permutation(len(self), self._seed, self.at_pass) if mixed else []
+            self._order = (self.at_pass, rows)
+        sample = self._prompts.group_of(0, (self._order[1] or range(len(self)))[place], 0)[0]
         sample.group_index = sample.index = None
         return sample
 
@@ -192,6 +237,17 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def get_buffer_length(self) -> int:
         return len(self.buffer)
+
+    def _get_samples_from_buffer(self, num_samples: int) -> list[Any]:
+        """Up to `num_samples` of what came back, for subclasses that serve it themselves."""
+        if not self.buffer or num_samples < 1:
+            return []
+        own = getattr(self, "buffer_filter", None)
+        if own is not None:
+            return own(self.args, self.buffer, num_samples)
+        taken = self.buffer[:num_samples]
+        del self.buffer[: len(taken)]
+        return taken
 
 
 class FlatDataSource(RolloutDataSource):

@@ -24,10 +24,10 @@ from slime_core.store.values import from_json, to_json
 GIVEN = ("args", "dataset", "tokenizer", "processor")
 """Attributes that the source is made with."""
 MOST_ITEMS = 10_000
-SAMPLE, RANDOM = "$slime_sample", "$slime_random"
+SAMPLE, RANDOM, PASS = "$slime_sample", "$slime_random", "$slime_pass"
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _CONSTANT = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
-             type, logging.Logger, re.Pattern, Dataset, *_LOCKS)  # fmt: skip
+             type, logging.Logger, re.Pattern, *_LOCKS)  # fmt: skip
 
 
 class SourceState:
@@ -82,7 +82,11 @@ class SourceState:
             self._source.load_state_dict(state["own"])
             return
         for name, text in {**self._first, **state["attributes"]}.items():
-            setattr(self._source, name, _restored(from_json(text)))
+            value = _restored(from_json(text))
+            if isinstance(value, dict) and set(value) == {PASS}:
+                getattr(self._source, name).at_pass = value[PASS]
+            else:
+                setattr(self._source, name, value)
         for name in [n for n in vars(self._source) if n not in self._first]:
             if name not in state["attributes"] and name not in GIVEN:
                 delattr(self._source, name)
@@ -92,6 +96,9 @@ class SourceState:
         self.unsaved = []
         found = {}
         for name, value in vars(self._source).items():
+            if isinstance(value, Dataset):  # its rows stay, its order is of a pass
+                found[name] = to_json({PASS: value.at_pass}, name)
+                continue
             if name in GIVEN or isinstance(value, _CONSTANT):
                 continue
             try:

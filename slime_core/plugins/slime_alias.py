@@ -30,7 +30,7 @@ ALIASES: dict[str, dict[str, str]] = {
         "RolloutDataSourceWithBuffer": f"{_SOURCES}:FlatDataSourceWithBuffer",
     },
     "slime.utils": {},
-    "slime.utils.data": {"Dataset": f"{_SOURCES}:Dataset"},
+    "slime.utils.data": {"Dataset": f"{_SOURCES}:SlimeDataset"},
     "slime.utils.types": _TYPES,
     "slime.utils.http_utils": {
         "post": f"{_NAMES}:post",
@@ -55,6 +55,7 @@ ALIASES: dict[str, dict[str, str]] = {
     "slime.utils.processing_utils": {
         "encode_image_for_rollout_engine": f"{_HELPERS}:encode_image_for_rollout_engine",
         "load_tokenizer": f"{_HELPERS}:load_tokenizer",
+        "load_processor": f"{_HELPERS}:load_processor",
     },
     "slime.rollout": {},
     "slime.rollout.data_source": {

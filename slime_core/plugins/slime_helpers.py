@@ -86,6 +86,10 @@ def load_tokenizer(name_or_path: str, **options: Any) -> Any:
     return load(name_or_path)
 
 
+def load_processor(name_or_path: str, **options: Any) -> None:
+    """None, as for a model of text: media go to the engines as they are."""
+
+
 def call_dynamic_filter(function: Any, *given: Any, **named: Any) -> Any:
     """A filter's verdict as a DynamicFilterOutput; without a filter everything is kept."""
     from slime_core.rollout.filters import DynamicFilterOutput

@@ -63,6 +63,8 @@ class GenerateFunction:
                 raise
             except Exception as error:
                 raise PluginError(f"{self.path} raised {raised(error)}") from error
+        if len({id(row) for row in rows}) < len(rows):
+            raise PluginError(f"{self.path} returned a Sample twice; copy it (copy.deepcopy)")
         attach_conversations(runtime, rows)
         for row in rows:  # a function may have grown the prompt's own list into the conversation
             row.prompt = next((old for now, old in chats if now is row.prompt), row.prompt)
@@ -79,16 +81,21 @@ class GenerateFunction:
         if not self.per_list:
             each = await together(self._one(runtime, sample) for sample in samples)
             return [row for rows in each for row in rows]
+        drawn = [copy.copy(sample) for sample in samples]
         found = await self._invoke(runtime, samples[0], list(samples))
         if not isinstance(found, (list, tuple)) or len(found) != len(samples):
             shown = len(found) if isinstance(found, (list, tuple)) else repr(found)[:80]
             raise PluginError(f"{self.path} returned {shown} for a list of {len(samples)} samples")
-        each = [self._siblings(one, sample) for one, sample in zip(found, samples, strict=True)]
+        places = {id(sample): place for place, sample in enumerate(samples)}
+        if {id(one) for one in found} == set(places):  # the given samples in another order
+            found = sorted(found, key=lambda one: places[id(one)])
+        each = [self._siblings(one, sample) for one, sample in zip(found, drawn, strict=True)]
         return [row for rows in each for row in rows]
 
     async def _one(self, runtime: Runtime, sample: Sample) -> list[Sample]:
         params = runtime.sampling_params(sample)
-        return self._siblings(await self._invoke(runtime, sample, sample, params), sample)
+        drawn = copy.copy(sample)  # functions may change the sample's numbers
+        return self._siblings(await self._invoke(runtime, sample, sample, params), drawn)
 
     async def _invoke(self, runtime: Runtime, about: Sample, *given: Any) -> Any:
         """One call under its deadline; a plain function gets a thread of its own."""
@@ -116,8 +123,14 @@ class GenerateFunction:
         if not rows or not all(isinstance(row, Sample) for row in rows):
             raise PluginError(f"{self.path} returned {found!r:.80}; a Sample or list is needed")
         for row in rows:
-            row.group_index, row.attempt = sample.group_index, sample.attempt
-            row.index = sample.index if row.index is None else row.index
+            row.group_index, row.attempt, row.index = (
+                sample.group_index, sample.attempt, sample.index
+            )  # fmt: skip
+            row.label = sample.label if row.label is None else row.label
+            row.prompt = row.prompt or sample.prompt
+            row.metadata = dict(sample.metadata) if row.metadata in (None, {}) else row.metadata
+            if isinstance(row.weight_versions, str):
+                row.weight_versions = [row.weight_versions]
             if len(rows) > 1:
                 row.rollout_id = sample.index
         return rows
@@ -142,7 +155,10 @@ def complete(row: Sample, runtime: Runtime, path: str) -> None:
     if row.status is not Status.ABORTED and not row.response_length:
         end = getattr(runtime.tokenizer, "eos_token_id", None)
         row.append_response_tokens(tokens=[end or 0], log_probs=None, trainable=False)
-    row.check_lengths()
+    try:
+        row.check_lengths()
+    except (AttributeError, TypeError) as error:
+        raise PluginError(f"{path} left {row.describe()} in a form of its own: {error}") from error
 
 
 def load_generate(path: str) -> GenerateFunction:

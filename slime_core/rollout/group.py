@@ -12,7 +12,7 @@ from slime_core.rollout.custom import GenerateFunction, load_generate
 from slime_core.rollout.filters import judge, load_filter
 from slime_core.rollout.generate import OPEN_STATES, decode_response, generate
 from slime_core.rollout.greedy import greedily, mark, prompt_alone
-from slime_core.rollout.outcome import Outcome, dropped, unstorable
+from slime_core.rollout.outcome import Outcome, dropped, refuse_misshapen, unstorable
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.scoring import Scorer
 from slime_core.sample import Sample, Status
@@ -91,12 +91,16 @@ class GroupMaker:
         else:
             rows = await self._rows(runtime, samples, path)
         skip = self._args.rollout_skip_special_tokens
+        foreign = path is not None or self._touched
         for row in rows:
+            row.response = "" if row.response is None else row.response
+            if foreign:
+                refuse_misshapen(row, runtime.vocab_size, path or "a plug-in")
             if not row.response or not (path or row.generate_function_path):
                 decode_response(row, runtime.tokenizer, skip)
         if any(row.status in OPEN_STATES for row in rows):
             return rows
-        return [await self._hooked(row, segment, runtime.evaluation) for row in rows]
+        return [await self._hooked(row, segment, runtime) for row in rows]
 
     async def _greedy(self, runtime: Runtime, row: Sample, segment: int) -> list[Sample]:
         """The greedy answer to a row's prompt, if the estimator compares with one."""
@@ -123,7 +127,8 @@ class GroupMaker:
         await generate(samples, runtime.gate, runtime.sampling, runtime.seed_of, runtime.stopping)
         return list(samples)
 
-    async def _hooked(self, row: Sample, segment: int, evaluation: bool) -> Sample:
+    async def _hooked(self, row: Sample, segment: int, runtime: Runtime) -> Sample:
+        evaluation = runtime.evaluation
         for path, hook in self._hooks:
             try:
                 with no_exit(path):
@@ -136,6 +141,7 @@ class GroupMaker:
             if found is not None and not isinstance(found, Sample):
                 raise PluginError(f"{path} returned {found!r:.80}; a Sample or None is needed")
             row = row if found is None else found
+            refuse_misshapen(row, runtime.vocab_size, path)
         return row
 
     def _unfinished(self, rows: list[Sample]) -> Outcome:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
-from slime_core.errors import DataError
+from slime_core.errors import DataError, PluginError
 from slime_core.sample import Sample
 from slime_core.store.codec import encode_samples
 from slime_core.store.parts import DROPPED, KEPT
@@ -35,12 +36,48 @@ def dropped(samples: Sequence[Sample], graders: Sequence[str | None], reason: st
     return Outcome(samples, graders, DROPPED, reason)
 
 
+def refuse_misshapen(row: Sample, vocab_size: int | None, path: str) -> None:
+    """
+    Args:
+        vocab_size: tokens that the model knows, None where that is not known.
+        path: who made the row.
+
+    Raises:
+        PluginError: the row can be neither graded nor trained; says why.
+    """
+    if problem := _misshapen(row, vocab_size):
+        raise PluginError(f"{path} left {row.describe()} so that {problem}")
+
+
+def _misshapen(row: Sample, vocab_size: int | None) -> str | None:
+    if not isinstance(row.response, str):
+        return f"its response is {row.response!r:.40}, not text"
+    if not isinstance(row.metadata, dict):
+        return f"its metadata is {row.metadata!r:.40}, not a dict"
+    if row.response_length and row.response_length >= len(row.tokens):
+        return "its tokens hold the response alone; the prompt's tokens come first"
+    try:
+        tokens = np.asarray(row.tokens, dtype=np.int64)
+        given = row.rollout_log_probs
+        values = np.asarray(() if given is None else given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        return f"its tokens or log-probs are no numbers ({error})"
+    unknown = tokens[(tokens < 0) | (tokens >= (vocab_size or np.inf))]
+    if len(unknown):
+        known = "from 0" if vocab_size is None else f"from 0 to {vocab_size - 1}"
+        return f"it has the token {unknown[0]}; the model knows those {known}"
+    if not np.isfinite(values).all():
+        return "its rollout_log_probs are not all finite"
+    return None
+
+
 def unstorable(samples: Sequence[Sample]) -> str | None:
     """Why rows that a plug-in touched cannot be stored, None where they can."""
     try:
         for sample in samples:
             sample.check_lengths()
         encode_samples(list(samples))
-    except (DataError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    except (DataError, pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError,
+            KeyError, RecursionError) as error:  # fmt: skip
         return str(error)
     return None

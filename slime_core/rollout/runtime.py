@@ -56,6 +56,7 @@ class Runtime:
         turn_log: (sample, which of its sessions) -> where turns are recorded; None for nowhere.
         abort: set by a whole rollout function that has what it needs.
         singles: what there is one of in a rollout, by class.
+        vocab_size: tokens that the model knows, None where that is not known.
     """
 
     args: Any
@@ -75,6 +76,7 @@ class Runtime:
     home: asyncio.AbstractEventLoop | None = None
     abort: Abort = field(default_factory=Abort)
     singles: dict[type, Any] = field(default_factory=dict)
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         told, abort = self.stopping, self.abort

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slime_core.errors import RewardError
 from slime_core.rewards.hub import RewardHub, settle
-from slime_core.rewards.result import Score, ScoreFailure, ScoreResult
+from slime_core.rewards.result import Score, ScoreFailure, ScoreResult, to_result
 from slime_core.sample import Sample
+
+BY_FUNCTION = "the function that answered"
+"""Who gave a reward that was there already, in messages."""
 
 
 class GradingStoppedError(RewardError):
@@ -57,12 +59,16 @@ class Scorer:
         """
         waiting = [sample for sample in samples if sample.reward is None]
         results: list[ScoreResult] = [*(await self.hub.score_group(waiting) if waiting else ())]
+        graded = {id(sample) for sample in waiting}
         for sample in samples:
-            if isinstance(sample.reward, float) and not math.isfinite(sample.reward):
-                message = f"a function set the reward {sample.reward}"
-                sample.reward = None
+            if id(sample) in graded:
+                continue
+            key = self.hub.settings.reward_key
+            result = to_result(sample.reward, given or "", key, BY_FUNCTION)
+            sample.reward = result.value if isinstance(result, Score) else None
+            if isinstance(result, ScoreFailure):
                 waiting.append(sample)
-                results.append(ScoreFailure("non_finite", message, given or ""))
+                results.append(result)
         for sample, result in zip(waiting, results, strict=True):
             self._settle(sample, result)
         return Scored(_graders(samples, waiting, results, given), self._drop(samples, results))

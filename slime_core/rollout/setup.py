@@ -3,6 +3,8 @@ evaluation without a run."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from slime_core.config.tree import RunConfig
@@ -45,6 +47,16 @@ def reward_settings(config: RunConfig, tokenizer: Any) -> RewardSettings:
         reward_workers=rewards.reward_workers,
         end_tokens=tuple(token for token in end_tokens if token),
     )
+
+
+def vocab_size_of(hf_checkpoint: str) -> int | None:
+    """Rows of the model's embedding by its config.json, None where that does not say."""
+    try:
+        told = json.loads((Path(hf_checkpoint) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    size = told.get("vocab_size") or (told.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) else None
 
 
 def client_of(config: RunConfig, url: str) -> EngineClient:

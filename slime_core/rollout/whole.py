@@ -22,7 +22,7 @@ from slime_core.refs import digest_of, is_finite
 from slime_core.rollout.custom import complete
 from slime_core.rollout.group_notes import answers_of, drop_of
 from slime_core.rollout.handed_out import Group, HandedOut, grouped
-from slime_core.rollout.outcome import unstorable
+from slime_core.rollout.outcome import refuse_misshapen, unstorable
 from slime_core.rollout.part_writer import PartWriter
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.scoring import Scorer
@@ -229,6 +229,7 @@ class WholeSegment:
                     "with data_source.add_samples"
                 )
             complete(row, runtime, self.rollout.path)
+            refuse_misshapen(row, runtime.vocab_size, self.rollout.path)
         with runtime.active():
             scored = await self.scorer.score(group, self.rollout.digest)
         if problem := unstorable(group):

@@ -43,7 +43,7 @@ from slime_core.rollout.segment import (
 )
 from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, kept_prefixes
 from slime_core.rollout.settings import EvalJob, RolloutSettings
-from slime_core.rollout.setup import client_of, reward_settings, sampling_of
+from slime_core.rollout.setup import client_of, reward_settings, sampling_of, vocab_size_of
 from slime_core.rollout.source_of_run import open_source, select_of
 from slime_core.rollout.whole import WholeRollout, WholeSegment, evaluation_path, training_path
 from slime_core.rollout.whole_evaluation import WholeEvaluation
@@ -98,6 +98,7 @@ class RolloutWorker:
         )
         self._tokenizer_digest = tokenizer_digest(self._config.rollout.hf_checkpoint)
         self._args = ArgsView(self._config)
+        self._vocab_size = vocab_size_of(self._config.rollout.hf_checkpoint)
         source = await asyncio.to_thread(open_source, self._config, self._args, self._tokenizer)
         self._source = source
         self._select = select_of(self._config, self._args, source)
@@ -344,6 +345,7 @@ class RolloutWorker:
             home=asyncio.get_running_loop(),
             gateway=self._gateway,
             turn_log=None if segment is None else turn_log,
+            vocab_size=self._vocab_size,
         )
 
     def _seed_of(self, sample: Sample) -> int:

@@ -1,13 +1,18 @@
 """Data sources of one's own: both of slime's forms, what they remember, what is wrong with them."""
 
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from slime_core.data.custom_source import CustomSource, load_source
-from slime_core.data.source_classes import Dataset
+from slime_core.data.source_classes import (
+    Dataset,
+    RolloutDataSourceWithBuffer,
+    dataset_at_hand,
+)  # fmt: skip
 from slime_core.data.sources import PromptSource, SourceSettings
 from slime_core.errors import DataError, PluginError
 from slime_core.rollout.draw_log import DrawLog
@@ -85,10 +90,51 @@ class Counter:
         self.next = state["next"]
 """
 
+WHOLE = """
+import copy
+from slime.rollout.data_source import DataSource
+from slime.utils.data import Dataset
+from slime.utils.processing_utils import load_processor
+
+class Whole(DataSource):
+    # everything by itself, as slime's own source does: it shuffles when a pass begins
+    def __init__(self, args):
+        self.args = args
+        self.epoch_id = self.sample_offset = 0
+        self.dataset = Dataset(
+            args.prompt_data, tokenizer=None, processor=load_processor("model"), max_length=None,
+            prompt_key="input", label_key=None, metadata_key="metadata", seed=args.rollout_seed,
+        )
+        self.dataset.shuffle(self.epoch_id)
+
+    def get_samples(self, num_samples):
+        found = self.dataset.samples[self.sample_offset : self.sample_offset + num_samples]
+        self.sample_offset += num_samples
+        if self.sample_offset >= len(self.dataset):
+            self.epoch_id += 1
+            self.dataset.shuffle(self.epoch_id)
+            self.sample_offset = num_samples - len(found)
+            found += self.dataset.samples[: self.sample_offset]
+        return [[copy.deepcopy(one) for _ in range(self.args.n_samples_per_prompt)]
+                for one in found]
+"""
+
+BUFFERED = """
+from slime.rollout.data_source import RolloutDataSourceWithBuffer
+
+class Buffered(RolloutDataSourceWithBuffer):
+    def get_samples(self, num_samples):
+        samples = self._get_samples_from_buffer(num_samples)
+        if len(samples) == num_samples:
+            return samples
+        return samples + super().get_samples(num_samples - len(samples))
+"""
+
 
 @pytest.fixture
-def args():
-    return SimpleNamespace(n_samples_per_prompt=N, rollout_seed=3, prompt_data="set")
+def args(tmp_path):
+    path = str(tmp_path / "prompts.jsonl")
+    return SimpleNamespace(n_samples_per_prompt=N, rollout_seed=3, prompt_data=path)
 
 
 @pytest.fixture
@@ -127,7 +173,8 @@ def test_flat_lists_of_the_dataset_form_become_groups(tmp_path, args, dataset):
 
 
 @pytest.mark.parametrize(("text", "name"), [(GROUPS, "Backwards"), (FLAT, "Picked"),
-                                            (BARE, "Numbers"), (STATED, "Counter")])  # fmt: skip
+                                            (BARE, "Numbers"), (STATED, "Counter"),
+                                            (WHOLE, "Whole"), (BUFFERED, "Buffered")])  # fmt: skip
 def test_a_new_owner_draws_what_would_have_come(tmp_path, args, dataset, text, name):
     def log_of(folder: str) -> DrawLog:
         source = source_of(tmp_path, text, name, args, dataset)
@@ -140,6 +187,25 @@ def test_a_new_owner_draws_what_would_have_come(tmp_path, args, dataset, text, n
     got = [log_of("two").draw(segment, 3) for segment in range(4)]
     assert [prompts(draws) for draws in got] == [prompts(draws) for draws in want]
     assert [d.group_id for draws in got for d in draws] == list(range(12))
+
+
+def test_a_copy_of_slimes_own_source_has_slimes_order(tmp_path, args, dataset):
+    draws = source_of(tmp_path, WHOLE, "Whole", args, dataset).draw(2 * ROWS - 1)
+    orders = [list(range(ROWS)), list(range(ROWS))]
+    for data_epoch, order in enumerate(orders):
+        random.Random(3 + data_epoch).shuffle(order)
+    assert prompts(draws) == [f"prompt {i}" for i in (*orders[0], *orders[1][:-1])]
+
+
+def test_a_buffer_serves_the_oldest_or_what_its_own_filter_picks(args, dataset):
+    with dataset_at_hand(dataset):
+        source = RolloutDataSourceWithBuffer(args)
+    source.add_samples([["a"], ["b"], ["c"]])
+    assert source._get_samples_from_buffer(2) == [["a"], ["b"]] and source.buffer == [["c"]]
+    assert source._get_samples_from_buffer(0) == []
+    source.buffer_filter = lambda args, buffer, count: buffer[-count:]  # type: ignore[attr-defined]
+    source.add_samples([["d"]])
+    assert source._get_samples_from_buffer(1) == [["d"]]
 
 
 def test_what_could_not_be_logged_is_drawn_again(tmp_path, args, dataset, monkeypatch):

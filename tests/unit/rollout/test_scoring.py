@@ -116,5 +116,5 @@ def test_a_reward_of_a_function_that_is_not_finite_is_a_failure_of_its_sample():
     assert bad.metadata["reward_error"]["reason"] == "non_finite"
     (_, bad), result = given("drop")
     assert (bad.reward, result.drop) == (None, "reward_error/non_finite")
-    with pytest.raises(GradingStoppedError, match="a function set the reward nan"):
+    with pytest.raises(GradingStoppedError, match="the function that answered returned nan"):
         given("fail")
