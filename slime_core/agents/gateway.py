@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 START_S = 30.0
 STOP_S = 5.0
 KEEP_ALIVE_S = 120  # longer than clients keep an idle connection
+CLIENT_GONE = 499  # nobody reads it
 SIGN_OF_LIFE_S = 10.0
 """A streamed answer that takes longer begins with comments, so that no client gives it up."""
 RETRIES = "x-stainless-retry-count"
@@ -138,13 +139,24 @@ class Gateway:
         model = str(body.get("model") or self._model)
         repeated = http.headers.get(RETRIES, "0") not in ("", "0")
         turn = asyncio.ensure_future(session.complete(request, model, repeated))
-        if not request.stream:
-            return _json(completion(await turn, request.logprobs))
+        turn.add_done_callback(lambda done: done.cancelled() or done.exception())  # told below
+        gone = asyncio.ensure_future(http.receive())  # behind the body comes only the end
         # What fails soon fails with its status; later only an event is left to say so.
-        await asyncio.wait({turn}, timeout=SIGN_OF_LIFE_S)
+        patience_s = SIGN_OF_LIFE_S if request.stream else None
+        try:
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait({turn, gone}, timeout=patience_s, return_when=first)
+        finally:
+            gone.cancel()
         if turn.done():
-            turn.result()
-        return StreamingResponse(_streamed(turn, request), media_type="text/event-stream")
+            answer = turn.result()
+            if not request.stream:
+                return _json(completion(answer, request.logprobs))
+        elif gone.done():
+            session.unheard(request)
+            return Response(status_code=CLIENT_GONE)
+        body = _streamed(turn, request, session)
+        return StreamingResponse(body, media_type="text/event-stream")
 
     def _session_of(self, http: Request) -> Session:
         key = http.path_params.get("key")
@@ -171,10 +183,23 @@ class Gateway:
                 )  # fmt: skip
 
 
-async def _streamed(turn: asyncio.Future[Answer], request: ChatRequest) -> AsyncIterator[bytes]:
-    while not turn.done():
-        yield b": the model is at work\n\n"
-        await asyncio.wait({turn}, timeout=SIGN_OF_LIFE_S)
+async def _streamed(
+    turn: asyncio.Future[Answer], request: ChatRequest, session: Session
+) -> AsyncIterator[bytes]:
+    heard = False
+    try:
+        while not turn.done():
+            yield b": the model is at work\n\n"
+            await asyncio.wait({turn}, timeout=SIGN_OF_LIFE_S)
+        async for piece in _pieces(turn, request):
+            yield piece
+        heard = True
+    finally:
+        if not heard:
+            session.unheard(request)
+
+
+async def _pieces(turn: asyncio.Future[Answer], request: ChatRequest) -> AsyncIterator[bytes]:
     try:
         answer = turn.result()
     except ApiError as error:

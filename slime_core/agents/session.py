@@ -53,6 +53,7 @@ class Session:
         self._last_text = ""
         self._tasks: dict[str, asyncio.Task[Answer]] = {}
         self._all_tasks: set[asyncio.Task[Answer]] = set()
+        self._unheard: set[str] = set()
         self._closed = False
         name = f"sessions of {sample.describe()}"
         self._ordinal = runtime.notes.get(name, 0)
@@ -79,7 +80,8 @@ class Session:
         if self._closed:
             raise ApiError(401, "this session is closed", code="invalid_api_key")
         name = request.digest()
-        task = self._tasks.get(name) if repeated else None
+        task = self._tasks.get(name) if repeated or name in self._unheard else None
+        self._unheard.discard(name)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             task = asyncio.create_task(self._turn(request, model), name="a turn of an agent")
             self._tasks[name] = task
@@ -90,6 +92,11 @@ class Session:
             if task.cancelled():
                 raise ApiError(503, "the session was closed") from None
             raise
+
+    def unheard(self, request: ChatRequest) -> None:
+        """The client went away before it had the answer; if it asks the same again it gets that
+        one, since what nobody heard must not be trained beside what was heard."""
+        self._unheard.add(request.digest())
 
     async def close(self) -> None:
         """Ends what is under way; the key is of no use any more."""

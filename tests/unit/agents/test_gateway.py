@@ -131,6 +131,49 @@ def test_a_call_that_cannot_be_read_is_text(argument):
     assert (choice.message.content, choice.message.tool_calls) == (said, None)
 
 
+class Held(Script):
+    """Answers once it is let go."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*texts)
+        self.go_on = asyncio.Event()
+
+    async def generate_raw(self, body: Any) -> Any:
+        texts = await super().generate_raw(body)
+        await self.go_on.wait()
+        return texts
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_nobody_heard_is_given_to_who_asks_again(monkeypatch, stream):
+    """A client that goes away and sends no count of retries."""
+    monkeypatch.setattr(module, "SIGN_OF_LIFE_S", 0.01)
+    script = Held("one", "two")
+
+    async def body(client, at):
+        ask = {"model": "m", "messages": USER, "stream": stream}
+        left = asyncio.Event()
+        unheard = at.session.unheard
+        at.session.unheard = lambda request: (unheard(request), left.set())
+        url, head = f"{at.base_url}/chat/completions", {"authorization": f"Bearer {at.api_key}"}
+        async with httpx.AsyncClient(headers=head) as impatient:
+            first = asyncio.ensure_future(impatient.post(url, json=ask, timeout=60))
+            while not script.bodies:
+                await asyncio.sleep(0.001)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        await asyncio.wait_for(left.wait(), 20)
+        script.go_on.set()
+        again = await client.chat.completions.create(model="m", messages=USER)
+        other = await client.chat.completions.create(model="m", messages=USER)
+        said = [answer.choices[0].message.content for answer in (again, other)]
+        return said, at.session.rows()
+
+    said, rows = talk(script, body)
+    assert said == ["one", "two"], "asking once more after that is another try"
+    assert len(rows) == 2 and len(script.bodies) == 2
+
+
 def test_errors_have_openais_form():
     async def body(client, at):
         create = client.chat.completions.create
