@@ -33,6 +33,7 @@ SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin")
 LOADER = ("/etc/ld.so.cache", "/etc/alternatives")
 PROBE_S = 10.0
 BEGIN_S = 5.0
+END_S = 30.0  # the kernel clears away what a program left in /tmp, however much
 CHUNK_BYTES = 1 << 16
 LOOK_S = 0.02
 """How often threads and files are counted: no limit of the kernel holds for them where root runs
@@ -194,10 +195,10 @@ class _Box:
 
     def _await_end(self) -> None:
         try:
-            self._process.wait(BEGIN_S)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired as error:
             raise DeadlineError(
-                f"bubblewrap (process {self._process.pid}) has not ended {BEGIN_S:g} s after its "
+                f"bubblewrap (process {self._process.pid}) has not ended {END_S:g} s after its "
                 "program did: look at the kernel's log, its file system may hang"
             ) from error
 

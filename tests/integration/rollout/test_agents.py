@@ -148,7 +148,7 @@ def test_a_killed_worker_costs_at_most_the_turns_that_were_under_way(tmp_path, u
 
 
 def test_what_goes_wrong_with_an_agent_has_a_name_and_costs_its_sample(tmp_path, url):
-    place = place_of(tmp_path, url, BAD, agent_timeout_s=1.5)
+    place = place_of(tmp_path, url, BAD, agent_timeout_s=8.0)
     rows = rows_of(place, segment(place))
     told = {}
     for row in rows:
