@@ -80,11 +80,11 @@ def _store(url: str, thorough: bool) -> None:
     if parts.scheme == "file" or "://" not in url:
         folder = Path(unquote(parts.path) if parts.scheme == "file" else url)
         writable(folder.absolute(), "store", "--store-url")
-    elif parts.scheme != "s3":
-        open_backend(url)  # refuses the scheme
-    elif thorough:
+        return
+    backend = open_backend(url)  # refuses the scheme
+    if thorough:
         try:
-            open_backend(url).list(INDEX)
+            backend.list(INDEX)
         except SlimeError as error:
             raise ConfigError(f"store {url} cannot be used: {error}") from error
 

@@ -23,7 +23,7 @@ from slime_core.errors import ConfigError, LostRaceError, MissingError, StoreErr
 from slime_core.store.file_errors import trouble
 
 Data = bytes | bytearray | memoryview
-_NOT_YET = ("gs", "gcs", "az", "abfs", "abfss")
+_EXTRAS = {"gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
 _TEMPORARY = ".tmp"
 _ABANDONED_S = 3600.0
 
@@ -75,14 +75,15 @@ def open_backend(
     """Opens the store at a URL or a plain path.
 
     Args:
-        url: `file:///path`, a path, `s3://bucket/prefix`, or `memory://` (a new, private one).
+        url: `file:///path`, a path, `s3://bucket/prefix`, also gs and az, or `memory://` (a new,
+            private one).
         fsync: force files and directories to the disk before `put_new` returns, so that what was
             acknowledged also survives a power cut. A killed process loses nothing without it.
         read_only: create nothing, also no folder, so that reading is enough of a right.
         patience_s: how long a call to a remote store that is away is tried again (default 60).
 
     Raises:
-        ConfigError: a scheme that is unknown or not there yet.
+        ConfigError: a scheme that is unknown, or whose client is not installed.
         StoreError: a directory that cannot be written.
     """
     parts = urlsplit(url)
@@ -100,9 +101,19 @@ def open_backend(
                 f"store {url}: s3:// needs the extra: pip install 'slime-flow[s3]'"
             ) from error
         return S3Backend(url, patience_s=patience_s)
-    if parts.scheme in _NOT_YET:
-        raise ConfigError(f"store {url}: {parts.scheme}:// is not there yet; use s3:// or a path")
-    raise ConfigError(f"store {url}: unknown scheme {parts.scheme}://; use s3:// or a path")
+    if parts.scheme in _EXTRAS:
+        from slime_core.store.fsspec_store import FsspecBackend
+
+        try:
+            return FsspecBackend(url, patience_s)
+        except ImportError as error:
+            raise ConfigError(
+                f"store {url}: {parts.scheme}:// needs the extra: pip install "
+                f"'slime-flow[{_EXTRAS[parts.scheme]}]'"
+            ) from error
+    raise ConfigError(
+        f"store {url}: unknown scheme {parts.scheme}://; use s3://, gs://, az:// or a path"
+    )
 
 
 def join_url(url: str, *names: str) -> str:

@@ -387,8 +387,8 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
         flags("--workspace", "/proc/none"), ["slime: workspace /proc/none cannot be written"],
     ),
     "a store below a file": (file_as("--store-url"), ["store", "another with --store-url"]),
-    "a store that is not there yet": (
-        flags("--store-url", "gs://bucket/runs"), ["gs:// is not there yet; use s3:// or a path"],
+    "a store that nobody knows": (
+        flags("--store-url", "ftp://bucket/runs"), ["unknown scheme ftp://; use s3://, gs://,"],
     ),
     "a file that is no database": (
         lambda folder: [
