@@ -18,6 +18,7 @@ from slime_core.rollout.bridge import what_changes
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import load_filter
 from slime_core.rollout.group import load_hook
+from slime_core.rollout.log_hooks import asked, load_log_hook
 from slime_core.rollout.returned import load_buffer_filter
 from slime_core.rollout.source_of_run import own_source
 from slime_core.rollout.whole import evaluation_path, load_rollout, training_path
@@ -74,6 +75,8 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     findings.attempt(lambda: load_batch_hook(removes, "groups"), "rollout_sample_filter_path")
     process = config.rewards.custom_reward_post_process_path
     findings.attempt(lambda: load_batch_hook(process, "samples"), "custom_reward_post_process_path")
+    for flag, path in asked(config).items():
+        findings.attempt(lambda f=flag, p=path: load_log_hook(f, p), flag)
     findings.attempt(lambda: load_tools(rollout.tool_paths), "tool_paths")
     if rollout.agent_path:
         agent = findings.attempt(lambda: load_agent(rollout.agent_path), "agent_path")

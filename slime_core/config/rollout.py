@@ -73,6 +73,12 @@ class RolloutGroup(Group):
     rollout_function_path: Numeric[str | None] = None
     """Import path of `generate_rollout(args, rollout_id, data_source, evaluation=False)`, which
     makes a whole batch in place of our loop."""
+    custom_rollout_log_function_path: Operational[str | None] = None
+    """Import path of `log(rollout_id, args, samples, rollout_extra_metrics, rollout_time)`, which
+    is told of each sealed batch and changes nothing."""
+    rollout_all_samples_process_path: Operational[str | None] = None
+    """Import path of `process(args, all_samples, data_source)`, which is told of all groups of an
+    iteration, those that are not trained too, and changes nothing."""
     buffer_filter_path: Numeric[str | None] = None
     """Which groups that came back are begun first: fifo, prioritized, stratified, diversity,
     quality, or the import path of `filter(args, rollout_id, buffer, num_samples)`."""

@@ -167,6 +167,9 @@ class EvalGroup(Group):
     """Datasets with their own settings (`defaults`, `datasets`), or the path of such a YAML."""
     eval_function_path: Operational[str | None] = None
     """Import path of a function like rollout_function_path for evaluations; default that one."""
+    custom_eval_rollout_log_function_path: Operational[str | None] = None
+    """Import path of `log(rollout_id, args, data, extra_metrics)`, which is told of each dataset's
+    evaluation and changes nothing."""
     eval_input_key: Operational[str | None] = None
     """Key of the prompt; default input_key."""
     eval_label_key: Operational[str | None] = None

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ from slime_core.rollout.custom import load_generate
 from slime_core.rollout.filters import judge
 from slime_core.rollout.group import load_hook
 from slime_core.rollout.handed_out import HandedOut
-from slime_core.rollout.outcome import unstorable
+from slime_core.rollout.log_hooks import CALLS as LOG_CALLS
+from slime_core.rollout.log_hooks import tell
+from slime_core.rollout.outcome import columns, unstorable
 from slime_core.rollout.returned import load_buffer_filter, selected
 from slime_core.rollout.whole import WholeRollout, returned_groups
 from slime_core.sample import Sample
@@ -188,6 +191,20 @@ async def _post_process(args: Any, path: str) -> list[str]:
     return [f"raw rewards {raw.tolist()} became {[round(r, 4) for r in rewards.tolist()]}"]
 
 
+async def _log(flag: str, args: Any, path: str) -> list[str]:
+    groups = [answered(0), answered(1)]
+    samples = [one for group in groups for one in group]
+    arguments = {
+        "custom_rollout_log_function_path": (0, args, samples, {"my/metric": 1.0}, 2.5),
+        "rollout_all_samples_process_path": (args, groups, None),
+        "custom_eval_rollout_log_function_path": (
+            0, args, {"held": columns(samples)}, {"reward": 0.5},
+        ),
+    }[flag]  # fmt: skip
+    await tell(flag, path, arguments, TRIAL_S)
+    return [f"it was told of {len(samples)} samples"]
+
+
 async def _source(args: Any, path: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "example.jsonl"
@@ -253,4 +270,5 @@ TRIALS: dict[str, Callable[[Any, str], Awaitable[list[str]]]] = {
     "data_source_path": _source,
     "rollout_function_path": _rollout,
     "tool_paths": _tool,
+    **{flag: partial(_log, flag) for flag in LOG_CALLS},
 }

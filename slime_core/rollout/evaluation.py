@@ -21,6 +21,7 @@ from slime_core.rewards.result import ScoreFailure
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.generate import Sampling, tokenize_prompt
 from slime_core.rollout.group import GroupMaker
+from slime_core.rollout.log_hooks import LogHooks
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.settings import EvalJob
 from slime_core.sample import Sample, Status
@@ -44,15 +45,22 @@ class Evaluator:
         backend: the run's store.
         maker: answers groups.
         runtime: engines, tokenizer and graders.
+        told: functions that are told of each result.
     """
 
     def __init__(
-        self, config: RunConfig, backend: Backend, maker: GroupMaker, runtime: Runtime
+        self,
+        config: RunConfig,
+        backend: Backend,
+        maker: GroupMaker,
+        runtime: Runtime,
+        told: LogHooks | None = None,
     ) -> None:
         self._config = config
         self._backend = backend
         self._maker = maker
         self._runtime = runtime
+        self._told = told
         self._tokenizer = runtime.tokenizer
         self._datasets = {dataset.name: dataset for dataset in eval_datasets(config)}
         self._sources: dict[str, PromptSource] = {}
@@ -155,6 +163,8 @@ class Evaluator:
         document = await asyncio.to_thread(
             lambda: put_document(self._backend, key, body, owner=owner, keep_first=True)
         )
+        if self._told is not None:
+            await self._told.evaluation(dataset.name, job.iteration, samples, metrics)
         tokens = sum(sample.response_length for sample in samples)
         return Ref(key, "eval", job.iteration, len(samples), tokens, document.digest,
                    document.found)  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from slime_core.errors import DataError, PluginError
-from slime_core.sample import Sample
+from slime_core.sample import Sample, Status
 from slime_core.store.codec import encode_samples
 from slime_core.store.parts import DROPPED, KEPT
 
@@ -81,3 +82,12 @@ def unstorable(samples: Sequence[Sample]) -> str | None:
             KeyError, RecursionError) as error:  # fmt: skip
         return str(error)
     return None
+
+
+def columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """slime's form of a dataset's evaluation."""
+    return {
+        "rewards": [sample.reward for sample in samples],
+        "truncated": [sample.status is Status.TRUNCATED for sample in samples],
+        "samples": list(samples),
+    }

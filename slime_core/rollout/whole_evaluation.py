@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from slime_core.errors import PluginError, RewardError
 from slime_core.refs import Ref, is_finite
 from slime_core.rollout.evaluation import Evaluator
 from slime_core.rollout.handed_out import HandedOut
-from slime_core.rollout.outcome import unstorable
+from slime_core.rollout.outcome import columns, unstorable
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.settings import EvalJob
 from slime_core.rollout.slime_rollout import EVALUATE
@@ -56,7 +56,7 @@ class WholeEvaluation:
 
         async def ours() -> dict[str, Any]:
             return {
-                dataset.name: _columns(await self._answers(dataset, job))
+                dataset.name: columns(await self._answers(dataset, job))
                 for dataset in self.evaluator.datasets
             }
 
@@ -84,15 +84,6 @@ class WholeEvaluation:
             log.warning("evaluation %s: %d answers could not be graded: %s", dataset.name,
                         len(failures), failures[0])  # fmt: skip
         return [sample for group in groups for sample in group]
-
-
-def _columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """slime's form of a dataset's result."""
-    return {
-        "rewards": [sample.reward for sample in samples],
-        "truncated": [sample.status is Status.TRUNCATED for sample in samples],
-        "samples": list(samples),
-    }
 
 
 def _groups(data: Mapping[str, Any], name: str, path: str) -> list[list[Sample]]:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import tokenize_prompt
 from slime_core.rollout.group import GroupMaker
 from slime_core.rollout.handed_out import HandedOut
+from slime_core.rollout.log_hooks import LogHooks, asked
 from slime_core.rollout.loop_watch import LoopWatch
 from slime_core.rollout.outcome import Outcome
 from slime_core.rollout.part_writer import PartTarget, PartWriter
@@ -117,8 +119,10 @@ class RolloutWorker:
             self._args, Scorer(self._hub, self._config.rewards.reward_error_policy)
         )
         self._draws = DrawLog(self._backend, source, self._tokenize)
+        self._told = LogHooks(asked(self._config), self._args)
+        self._told.check()
         self._evaluator = Evaluator(
-            self._config, self._backend, self._maker, self._runtime(lambda: False)
+            self._config, self._backend, self._maker, self._runtime(lambda: False), self._told
         )
         await asyncio.to_thread(self._evaluator.open_all)
         path = evaluation_path(self._config.eval.eval_function_path, path)
@@ -157,9 +161,11 @@ class RolloutWorker:
     async def generate(self, epoch: int, segment: int) -> Ref:
         """Brings a segment to its target and seals it."""
         self._check_epoch(epoch)
+        begun_s = time.monotonic()
         seal = await asyncio.to_thread(read_seal, self._backend, segment)
         if seal is not None:
             await asyncio.to_thread(self._dump, seal)
+            await self._tell(seal, {}, begun_s)
             return Ref(**{**seal.ref().to_dict(), "from_store": True})
         adopted = await asyncio.to_thread(adopt, self._cache, segment)
         masked = self._config.rollout.mask_offpolicy_in_partial_rollout
@@ -179,10 +185,11 @@ class RolloutWorker:
                 metrics = await self._by_function(plan, writer, draws, adopted, prefixes)
         finally:
             await writer.close()
-        ref = await asyncio.to_thread(self._seal, epoch, segment, metrics)
+        seal = await asyncio.to_thread(self._seal, epoch, segment, metrics)
+        await self._tell(seal, metrics, begun_s)
         if self._config.rollout.generate_path is not None:
             await asyncio.to_thread(forget_turns, self._backend, segment)
-        return ref
+        return seal.ref()
 
     async def evaluate(self, epoch: int, job: EvalJob) -> Ref:
         """Answers and scores one evaluation dataset."""
@@ -262,7 +269,7 @@ class RolloutWorker:
         self._draws.claim(segment, fresh)
         return choice
 
-    def _seal(self, epoch: int, segment: int, metrics: dict[str, float]) -> Ref:
+    def _seal(self, epoch: int, segment: int, metrics: dict[str, float]) -> Seal:
         draws, _ = begun(self._cache, self._draws, segment, False)
         found = adopt(self._cache, segment)
         plan = self._plan(segment)
@@ -287,7 +294,13 @@ class RolloutWorker:
             metrics=metrics,
         )
         self._dump(seal)
-        return seal.ref()
+        return seal
+
+    async def _tell(self, seal: Seal, metrics: dict[str, float], begun_s: float) -> None:
+        """Tells the user's functions of a segment, where there are any."""
+        source = self._source.inner if isinstance(self._source, CustomSource) else None
+        seconds = time.monotonic() - begun_s
+        await self._told.segment(self._cache, seal, metrics, seconds, source)
 
     def _dump(self, seal: Seal) -> None:
         """Writes the kept samples to a file of the user's, where that is asked for."""

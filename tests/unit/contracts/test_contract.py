@@ -26,6 +26,9 @@ WRITTEN_FOR_SLIME = [
     ("data_source_path", "source.py:EasyFirst", "(its state is kept)"),
     ("data-source-path", "source.py:Arithmetic", "(its state is kept)"),
     ("agent", "../../examples/agent.py:agent", "4 sessions became 4 rows with the turns"),
+    ("custom_rollout_log_function_path", "logs.py:log_rollout", "told of 8 samples"),
+    ("rollout_all_samples_process_path", "logs.py:process_all", "told of 8 samples"),
+    ("custom_eval_rollout_log_function_path", "logs.py:log_eval", "told of 8 samples"),
     ("rollout", "rollout.py:generate_rollout", "3 groups were drawn, 3 returned, 0 given back"),
 ]  # fmt: skip
 
