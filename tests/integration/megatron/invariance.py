@@ -203,21 +203,23 @@ _DIFFERENCES = {"ppo_kl", "mis_kl", "mis_k3_kl", "train_rollout_logprob_abs_diff
 # exp(2 x the sum of a row's log-ratios): an error of the sum, some 1e-6 a token, comes doubled.
 EXPONENTIALS = {"mis_chi2_seq": 2e-4}
 CANARY_ROW = 7
+LATER = "later"
 
 
 def largest_gaps(ours: Outcome, theirs: Outcome) -> dict[str, float]:
-    """How far two runs are from each other: by metric, relative; and of gradients or weights, each
-    tensor's difference against what it has moved."""
+    """How far two runs are from each other: by metric, relative, of the first step and of later
+    ones; and of gradients or weights, each tensor's difference against what it has moved."""
     gaps: dict[str, float] = {}
     assert len(ours.steps) == len(theirs.steps)
-    for mine, other in zip(ours.steps, theirs.steps, strict=True):
+    for number, (mine, other) in enumerate(zip(ours.steps, theirs.steps, strict=True)):
         assert mine.keys() == other.keys()
         for name in mine.keys() - _OF_LAYOUT:
             a, b = mine[name], other[name]
             if isinstance(b, float):
                 terms = abs(other["rollout/log_probs"]) if name in _DIFFERENCES else _TERMS
                 gap = abs(a - b) / max(abs(b), terms)
-                gaps[name] = max(gap, gaps.get(name, 0.0))
+                key = f"{LATER} {name}" if number else name
+                gaps[key] = max(gap, gaps.get(key, 0.0))
             else:
                 assert a == b, name
     if theirs.after and ours.after:

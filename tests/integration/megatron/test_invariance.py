@@ -17,8 +17,10 @@ from tests.integration.megatron.algorithm_runs import near_policy
 from tests.integration.megatron.conftest import free_ports
 from tests.integration.megatron.invariance import CASES, LAYOUTS, Layout, Outcome, largest_gaps
 
-LAYOUT_TIMEOUT_S = 150.0
+LAYOUT_TIMEOUT_S = 280.0
 NUMBERS = 1e-5
+# By then weights differ by up to WEIGHTS, and how that shows depends on the machine's rounding.
+LATER_STEPS = 5.0
 GRADIENT = 1e-5
 WEIGHTS = 1e-6
 # Adam divides by the gradient's own size, so rounding noise becomes an update where it is all there
@@ -81,11 +83,17 @@ def alone_sparse(run: Run, sparse: str) -> dict[str, Outcome]:
     return run(sparse, Layout(1, {}, experts=True))[0]
 
 
+def allowed(name: str) -> float:
+    """The largest gap of a number."""
+    plain = name.removeprefix(f"{invariance.LATER} ")
+    bound = invariance.EXPONENTIALS.get(plain, NUMBERS)
+    return bound if plain == name else bound * LATER_STEPS
+
+
 def assert_same(case: str, ours: Outcome, theirs: Outcome) -> None:
     gaps = largest_gaps(ours, theirs)
     moved, weights, canary = (gaps.pop(name) for name in ("moved", "weights", "canary"))
-    allowed = {name: invariance.EXPONENTIALS.get(name, NUMBERS) for name in gaps}
-    assert not {name: gap for name, gap in gaps.items() if gap > allowed[name]}, case
+    assert not {name: gap for name, gap in gaps.items() if gap > allowed(name)}, case
     if case == "gradient":
         assert moved < GRADIENT
         return
