@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # spawned processes inherit it a
 JOB_TIMEOUT_S = 120.0
 
 
-def _pool() -> ProcessPoolExecutor:
+def new_pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
@@ -33,7 +33,7 @@ def _pool() -> ProcessPoolExecutor:
 def rank_pools() -> Iterator[list[ProcessPoolExecutor]]:
     """Four processes that stay for the session, each begun by its first job; a trainer is set up
     and closed in each test."""
-    pools = [_pool() for _ in range(4)]
+    pools = [new_pool() for _ in range(4)]
     yield pools
     for pool in pools:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -72,7 +72,7 @@ def in_ranks(rank_pools: list[ProcessPoolExecutor]) -> Callable[..., list[Any]]:
 @pytest.fixture
 def in_fresh_process() -> Iterator[Callable[..., Any]]:
     """Runs a job in a process of its own."""
-    pool = _pool()
+    pool = new_pool()
     yield lambda job, *args: pool.submit(job, *args).result(JOB_TIMEOUT_S)
     pool.shutdown(wait=True, cancel_futures=True)
 

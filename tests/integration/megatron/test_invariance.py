@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from slime_core.batching.types import TrainBatch
 from slime_core.engines.embedded.weights import places
 from tests.integration.megatron import invariance, models
 from tests.integration.megatron.algorithm_runs import near_policy
-from tests.integration.megatron.conftest import free_ports
+from tests.integration.megatron.conftest import free_ports, new_pool
 from tests.integration.megatron.invariance import CASES, LAYOUTS, Layout, Outcome, largest_gaps
 
 LAYOUT_TIMEOUT_S = 280.0
@@ -55,8 +54,9 @@ def batches_of(model: str) -> list[TrainBatch]:
 
 
 @pytest.fixture(scope="module")
-def run(rank_pools: list[ProcessPoolExecutor]) -> Run:
-    """All cases on all ranks of a layout."""
+def run() -> Run:
+    """All cases on all ranks of a layout, in processes of its own as in a run: a layout that comes
+    after others in the same processes has hung."""
     batches: dict[str, list[TrainBatch]] = {}
 
     def on_ranks(model: str, layout: Layout) -> list[dict[str, Outcome]]:
@@ -64,11 +64,15 @@ def run(rank_pools: list[ProcessPoolExecutor]) -> Run:
             batches[model] = batches_of(model)
         ports = free_ports(len(CASES))
         args = (ports, layout, model, batches[model], list(CASES))
-        pending = [
-            pool.submit(invariance.run_layout, rank, *args)
-            for rank, pool in enumerate(rank_pools[: layout.ranks])
-        ]
-        return [future.result(LAYOUT_TIMEOUT_S) for future in pending]
+        pools = [new_pool() for _ in range(layout.ranks)]
+        try:
+            pending = [
+                pool.submit(invariance.run_layout, rank, *args) for rank, pool in enumerate(pools)
+            ]
+            return [future.result(LAYOUT_TIMEOUT_S) for future in pending]
+        finally:
+            for pool in pools:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     return on_ranks
 
