@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from botocore.session import get_session
 
+from benchmarks.kill_matrix.s3_server import serving
+
 BUCKET = "runs"
 KEYS = {"aws_access_key_id": "tester", "aws_secret_access_key": "secret"}
 ENVIRONMENT = {
@@ -26,17 +28,10 @@ ENVIRONMENT = {
 @contextmanager
 def moto_server() -> Iterator[str]:
     """Serves S3 at the URL it yields, with an empty bucket."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
+    with serving() as address:
+        url = f"http://{address}"
         make_bucket(url)
         yield url
-    finally:
-        server.stop()
 
 
 def make_bucket(url: str) -> None:

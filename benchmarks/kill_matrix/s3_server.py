@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
-def main() -> None:
+@contextmanager
+def serving() -> Iterator[str]:
+    """Serves in threads of this process; yields HOST:PORT."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
@@ -24,9 +27,17 @@ def main() -> None:
 
     server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"127.0.0.1:{server.server_port}", flush=True)
-    sys.stdin.read()
-    server.shutdown()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def main() -> None:
+    with serving() as address:
+        print(address, flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":
