@@ -197,18 +197,21 @@ def _weights(rank: Any) -> dict[str, np.ndarray]:
 _OF_LAYOUT = {"micro_batches", "weights_digest"}
 # Below this size a number is a sum of terms that cancel, and rounding is that of the terms.
 _TERMS = 0.1
+# Losses are means of ratios times advantages of size 1 that cancel. In the first step the weights
+# are equal to the bit; afterwards each term has their last bits in it.
+_LOSSES = {"loss", "pg_loss"}
+_LATER_LOSS_TERMS = 0.5
 # Means of differences of two log-probs, each as exact as those are.
 _DIFFERENCES = {"ppo_kl", "mis_kl", "mis_k3_kl", "train_rollout_logprob_abs_diff",
                 "train_rollout_logprob_abs_diff_max"}  # fmt: skip
 # exp(2 x the sum of a row's log-ratios): an error of the sum, some 1e-6 a token, comes doubled.
 EXPONENTIALS = {"mis_chi2_seq": 2e-4}
 CANARY_ROW = 7
-LATER = "later"
 
 
 def largest_gaps(ours: Outcome, theirs: Outcome) -> dict[str, float]:
-    """How far two runs are from each other: by metric, relative, of the first step and of later
-    ones; and of gradients or weights, each tensor's difference against what it has moved."""
+    """How far two runs are from each other: by metric, relative; and of gradients or weights, each
+    tensor's difference against what it has moved."""
     gaps: dict[str, float] = {}
     assert len(ours.steps) == len(theirs.steps)
     for number, (mine, other) in enumerate(zip(ours.steps, theirs.steps, strict=True)):
@@ -217,9 +220,10 @@ def largest_gaps(ours: Outcome, theirs: Outcome) -> dict[str, float]:
             a, b = mine[name], other[name]
             if isinstance(b, float):
                 terms = abs(other["rollout/log_probs"]) if name in _DIFFERENCES else _TERMS
+                if number and name in _LOSSES:
+                    terms = _LATER_LOSS_TERMS
                 gap = abs(a - b) / max(abs(b), terms)
-                key = f"{LATER} {name}" if number else name
-                gaps[key] = max(gap, gaps.get(key, 0.0))
+                gaps[name] = max(gap, gaps.get(name, 0.0))
             else:
                 assert a == b, name
     if theirs.after and ours.after:
