@@ -25,6 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slime_core.errors import ConfigError, DeadlineError
 from slime_core.tools.syscall_filter import MACHINES, one_process_filter
 from slime_core.waits import Deadline
@@ -38,6 +40,11 @@ CHUNK_BYTES = 1 << 16
 LOOK_S = 0.02
 """How often threads and files are counted: no limit of the kernel holds for them where root runs
 this, and what a program can start in that time does no harm."""
+TOO_MANY = {
+    "threads": "import threading as t\nfor _ in range(9): t.Thread(target=t.Event().wait).start()",
+    "files": "for n in range(20): open(f'/tmp/{n}', 'w')\nimport time\ntime.sleep(60)",
+}
+"""Programs that pass a limit that is counted from outside."""
 LIMITED = (
     'ulimit -c 0; ulimit -n 64; ulimit -t "$1"; ulimit -v "$2"; ulimit -f "$3"; shift 3; exec "$@"'
 )
@@ -127,10 +134,17 @@ def _problem() -> str | None:
         return "code of a model runs in a sandbox only: install bubblewrap (the command bwrap)"
     try:
         ran = run_python("print(1)", limits=Limits(time_s=PROBE_S))
+        if ran.stdout != "1\n":
+            return f"the sandbox does not run Python: {ran.ended or ran.stderr.strip()[-300:]}"
+        for what, code in TOO_MANY.items():
+            ended = run_python(code, limits=Limits(time_s=PROBE_S, threads=2, files=9)).ended
+            if ended != what:
+                return (
+                    f"{what} of a program in the sandbox cannot be counted: this process must be "
+                    "allowed to look into /proc of the processes that it starts"
+                )
     except ConfigError as error:
         return str(error)
-    if ran.stdout != "1\n":
-        return f"the sandbox does not run Python: {ran.ended or ran.stderr.strip()[-300:]}"
     return None
 
 
@@ -146,7 +160,7 @@ class _Box:
         if program is None:
             raise ConfigError(str(_problem()))
         self._limits = limits
-        self._pid: int | None = None
+        self._seen: psutil.Process | None = None
         self._ends_s = time.monotonic() + limits.time_s
         code_fd, stdin_fd = _in_memory(code.encode()), _in_memory(stdin.encode())
         filter_fd = _in_memory(one_process_filter(platform.machine()))
@@ -244,25 +258,23 @@ class _Box:
         """The limit that the program has passed, None while it keeps within all of them."""
         if time.monotonic() >= self._ends_s:
             return "time"
-        with contextlib.suppress(OSError):  # it begins or ends right now
-            program = self._program_pid()
+        with contextlib.suppress(OSError, psutil.Error):  # it begins or ends right now
+            program = self._program()
             if program is None:
                 return None
-            if _threads_of(program) > self._limits.threads:
+            if program.num_threads() > self._limits.threads:
                 return "threads"
-            scratch = os.statvfs(f"/proc/{program}/root/tmp")
+            scratch = os.statvfs(Path("/proc", str(program.pid), "root", "tmp"))
             if scratch.f_files - scratch.f_ffree > self._limits.files:
                 return "files"
         return None
 
-    def _program_pid(self) -> int | None:
+    def _program(self) -> psutil.Process | None:
         """The program as seen from outside: the child of the sandbox's first process."""
-        if self._pid is None:
-            first = self._said().get("child-pid")
-            if first is not None:
-                children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-                self._pid = int(children[0]) if children else None
-        return self._pid
+        first = self._said().get("child-pid") if self._seen is None else None
+        if first is not None:
+            self._seen = next(iter(psutil.Process(first).children()), None)
+        return self._seen
 
     def _said(self) -> dict[str, Any]:
         """What bubblewrap tells of the program."""
@@ -270,14 +282,6 @@ class _Box:
         for line in os.pread(self._status, CHUNK_BYTES, 0).splitlines():
             said |= json.loads(line)
         return said
-
-
-def _threads_of(pid: int) -> int:
-    """Raises OSError where the process has ended."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("Threads:"):
-            return int(line.split()[1])
-    return 0
 
 
 def _walls(limits: Limits) -> Sequence[str]:

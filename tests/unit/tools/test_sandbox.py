@@ -189,3 +189,19 @@ def test_a_bubblewrap_that_cannot_work_says_why(monkeypatch, tmp_path):
             require_sandbox()
     finally:
         sandbox._problem.cache_clear()
+
+
+@boxed
+@pytest.mark.parametrize("what", ["threads", "files"])
+def test_where_a_limit_cannot_be_counted_there_is_no_sandbox(monkeypatch, what):
+    monkeypatch.setattr(sandbox, "PROBE_S", 2.0)
+    if what == "threads":
+        monkeypatch.setattr(psutil.Process, "children", lambda self: [])
+    else:
+        monkeypatch.setattr(sandbox.os, "statvfs", lambda path: Path("/proc/none").stat())
+    sandbox._problem.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=f"{what} of a program in the sandbox cannot be"):
+            require_sandbox()
+    finally:
+        sandbox._problem.cache_clear()
