@@ -63,7 +63,7 @@ async def _noted(k: int, project: Callable[[], dict[str, float]]) -> dict[str, f
     """Brings what the store holds to the metrics."""
 
     async def work() -> dict[str, float]:
-        return project()
+        return await asyncio.to_thread(project)
 
     return await patiently(stage_name("metrics", k), work)
 

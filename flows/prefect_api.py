@@ -210,7 +210,9 @@ async def show_pause(run: UUID, why: str | None) -> None:
         return
     state = Running(message=BACK) if why is None else Running(name=PAUSED, message=why)
     async with _forgiving("showing a pause") as client:
-        await client.set_flow_run_state(run, state, force=True)
+        shown = (await client.read_flow_run(run)).state
+        if shown is not None and shown.is_running():  # else somebody cancels it
+            await client.set_flow_run_state(run, state, force=True)
 
 
 async def report_late(state: Shown) -> None:

@@ -71,6 +71,12 @@ def layout_problem(config: RunConfig) -> str | None:
             f"context_parallel_size {context} = {copy} ranks hold the model, but "
             f"actor_num_gpus_per_node is {ranks}: make it a multiple of {copy}"
         )
+    if expert_tensor > tensor:
+        return (
+            f"expert_tensor_parallel_size {expert_tensor} is above tensor_model_parallel_size "
+            f"{tensor}: ranks with other tokens would share an expert, which is not there yet; use "
+            "at most that"
+        )
     if ranks // pipeline % (experts * expert_tensor):
         return (
             f"expert_model_parallel_size {experts} x expert_tensor_parallel_size {expert_tensor} = "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -52,6 +53,8 @@ H200_OPTIONS: dict[str, OptionValue] = {
 }
 """SGLang 0.5.17 on one H200: started with these, without flashinfer and FA3."""
 TAIL_LINES = 20
+FIRST_PORT, PORT_ATTEMPTS = 15_000, 100
+AUTOMATIC_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 POLL_S = 0.05
 
 
@@ -104,10 +107,32 @@ def _flags(options: Mapping[str, OptionValue]) -> list[str]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. Another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+    """A port that is free now. Another process may take it before it is used, but hardly does: the
+    port lies below those that the kernel gives to connections and to servers that ask for any.
+
+    Raises:
+        OSError: none could be had.
+    """
+    end = _first_automatic_port()
+    for left in reversed(range(PORT_ATTEMPTS)):
+        chosen = FIRST_PORT + secrets.randbelow(end - FIRST_PORT) if end > FIRST_PORT else 0
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, chosen))
+            except OSError:
+                if not left:
+                    raise
+            else:
+                return probe.getsockname()[1]
+    raise AssertionError("the loop above returns or raises")
+
+
+def _first_automatic_port() -> int:
+    """The lowest port that the kernel chooses by itself; 0 where it does not say."""
+    try:
+        return int(AUTOMATIC_PORTS.read_text().split()[0])
+    except OSError:
+        return 0
 
 
 class EngineProcess:

@@ -162,6 +162,12 @@ class TrainerSettings:
                 f"not divide the {ranks} trainer ranks of a pipeline stage: experts are dealt to "
                 "tensor-, context- and data-parallel ranks"
             )
+        if self.expert_tensor_size > self.tensor_model_parallel_size:
+            raise ConfigError(
+                f"expert_tensor_parallel_size {self.expert_tensor_size} is above "
+                f"tensor_model_parallel_size {self.tensor_model_parallel_size}: ranks with other "
+                "tokens would share an expert, which is not there yet; use at most that"
+            )
         if (
             self.device == "cpu"
             and self.expert_model_parallel_size > 1

@@ -61,10 +61,10 @@ class LoopWatch:
         file, function = frame.f_code.co_filename, frame.f_code.co_qualname
         if (file, function) in self.told:
             return
-        self.told.add((file, function))
         log.warning(
             "%s (%s, line %d) has held the event loop for more than %g s: nothing else is "
             "generated or graded meanwhile. Await what takes long (asyncio.sleep, an async HTTP "
             "client, asyncio.to_thread), or make it a plain `def`, which gets a thread of its own",
             function, file, frame.f_lineno, self._blocked_s,
         )  # fmt: skip
+        self.told.add((file, function))

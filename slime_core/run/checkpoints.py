@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_core.config.fields import identity_digest, numeric_digest
-from slime_core.errors import SlimeError
+from slime_core.errors import AwayError, SlimeError
 from slime_core.run import faults
 from slime_core.run.best import best_checkpoint
 from slime_core.run.context import RunContext
@@ -61,9 +61,13 @@ class SaveBeside:
 
 
 def is_due(ctx: RunContext, k: int) -> bool:
-    """True after the last iteration, at each save_interval, and when a replay would take longer
-    than max_replay_s."""
-    return _is_due_by_number(ctx, k) or ctx.state.trained_s > ctx.config.train.max_replay_s
+    """True after the last iteration, at each save_interval, when a replay would take longer than
+    max_replay_s, and after a save that failed because the store was away."""
+    return (
+        ctx.owes_checkpoint
+        or _is_due_by_number(ctx, k)
+        or ctx.state.trained_s > ctx.config.train.max_replay_s
+    )
 
 
 def _is_due_by_number(ctx: RunContext, k: int) -> bool:
@@ -110,6 +114,9 @@ async def settle(ctx: RunContext) -> None:
     beside, ctx.saving = ctx.saving, None
     try:
         await beside.task
+    except AwayError:
+        ctx.owes_checkpoint = True  # the next is due at once, whatever its number
+        raise
     except SlimeError as error:
         if beside.saved.builds == ctx.trainer.builds:
             raise
@@ -148,6 +155,7 @@ async def _commit(ctx: RunContext, saved: Saved) -> None:
         },
         by={"run_id": ctx.run_id},
     )
+    ctx.owes_checkpoint = False
     ctx.state.trained_s = max(0.0, ctx.state.trained_s - saved.trained_s)
     train = ctx.config.train
     await asyncio.to_thread(

@@ -88,6 +88,7 @@ class RunContext:
         served: weight version that the engines serve, None before the first sync.
         canary: canary difference of the last sync.
         saving: a checkpoint whose files are being written while training goes on.
+        owes_checkpoint: one could not be stored, so the next save is due at once.
     """
 
     config: RunConfig
@@ -109,6 +110,7 @@ class RunContext:
     served: str | None = None
     canary: float = 0.0
     saving: SaveBeside | None = None
+    owes_checkpoint: bool = False
 
     def by(self, iteration: int) -> dict[str, Any]:
         """What a document of this iteration says beside its body: who wrote it, seconds."""

@@ -7,6 +7,7 @@ differences of the store's own times.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from slime_core.errors import StaleOwnerError, StoreError
+from slime_core.errors import LostRaceError, StaleOwnerError, StoreError
 from slime_core.run.process import ProcessIdentity, own_identity
 from slime_core.store import layout
 from slime_core.store.backend import Backend, Entry
@@ -168,7 +169,10 @@ class Lease:
         missed = 0
         while not self._stop.wait(self.ttl_s / BEATS_PER_TTL):
             try:
-                self._backend.put_new(layout.alive(self.epoch, self._beats), b"")
+                # Nobody else writes marks of this epoch: one that is there is ours, and only its
+                # answer was lost.
+                with contextlib.suppress(LostRaceError):
+                    self._backend.put_new(layout.alive(self.epoch, self._beats), b"")
                 self._beats += 1
                 if self._beats > 1:
                     self._backend.delete(layout.alive(self.epoch, self._beats - 2))

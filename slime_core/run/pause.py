@@ -142,7 +142,7 @@ class Patience:
     @contextmanager
     def _noted(self, pause: Pause) -> Iterator[None]:
         """Keeps a note of the pause while it lasts."""
-        self._write(json.dumps(asdict(pause)))
+        self._write(json.dumps(asdict(pause), ensure_ascii=False))
         try:
             yield
         finally:

@@ -85,10 +85,15 @@ async def _name_own_weights(ctx: RunContext, version: str) -> SyncOutcome:
     await _restart_broken(ctx)
     serving = []
     for name, client in ctx.engines.clients().items():
-        await client.set_weight_version(version)
-        serving.append(name)
+        try:
+            await client.set_weight_version(version)
+        except EngineError as error:
+            log.warning("engine %s did not take the name %s: %s", name, version, error)
+            ctx.engines.quarantine(name, str(error))
+        else:
+            serving.append(name)
     if not serving:
-        raise EngineError("no engine is up")
+        raise EngineError("no engine is up, or none took the version's name: see its log")
     ctx.served = version
     return SyncOutcome(version, 0.0, tuple(serving))
 

@@ -62,21 +62,19 @@ class FsspecBackend:
         self._root = f"{parts.netloc}/{unquote(parts.path).strip('/')}".rstrip("/")
         self.url = f"{parts.scheme}://{self._root}"
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
-        self._files: Any = fsspec.filesystem(parts.scheme, use_listings_cache=False)
+        # An instance of its own: a cached one would keep credentials that were renewed since.
+        self._files: Any = fsspec.filesystem(
+            parts.scheme, use_listings_cache=False, skip_instance_cache=True
+        )
 
     def put_new(self, key: str, data: Data) -> None:
         path, content = self._path(key), bytes(memoryview(data).cast("B"))
-        attempts = itertools.count()
-
-        def attempt() -> None:
-            next(attempts)
-            self._files.pipe_file(path, content, mode="create")
-
         try:
-            self._retried(key, attempt)
+            self._retried(key, lambda: self._files.pipe_file(path, content, mode="create"))
         except LostRaceError:
-            # An attempt whose answer never came may have been the one that created the object.
-            if next(attempts) < 2 or self.get(key) != content:
+            # Clients ask again by themselves: an attempt whose answer never came may have been the
+            # one that created the object.
+            if self.get(key) != content:
                 raise
 
     def get(self, key: str) -> bytes:
@@ -150,11 +148,12 @@ def _translate(error: Exception, name: str) -> SlimeError:
         return LostRaceError(f"{name} exists already")
     if isinstance(error, FileNotFoundError) or status == 404:
         return MissingError(f"{name} is not there")
-    if isinstance(error, PermissionError) or status in REFUSED:
+    forbidden = str(error).startswith("Forbidden")  # all that gcsfs says of a 403
+    if isinstance(error, PermissionError) or status in REFUSED or forbidden:
         return AccessError(f"{name}: the server refuses these credentials ({error}): renew them")
     if 400 <= status < 500 and status not in PASSING:
         return StoreError(f"{name}: {error}")
-    if isinstance(error, (ValueError, TypeError)):
+    if isinstance(error, (ValueError, TypeError, AttributeError, NotImplementedError)):
         return StoreError(f"{name}: {type(error).__name__}: {error}")
     return UnavailableError(f"{name}: {type(error).__name__}: {error}")
 

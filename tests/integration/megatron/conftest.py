@@ -3,11 +3,9 @@ of the trainer runs in the test process itself."""
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 from slime_core.batching.types import TrainBatch
+from slime_core.engines.launcher import free_port
 from tests.integration.megatron import models
 from tests.integration.megatron.algorithm_runs import near_policy
 
@@ -41,10 +40,10 @@ def rank_pools() -> Iterator[list[ProcessPoolExecutor]]:
 
 def free_ports(count: int) -> list[int]:
     """Ports that nothing listens on, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-                  for _ in range(count)]  # fmt: skip
-        return [probe.getsockname()[1] for probe in probes]
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import pytest
 
 from slime_core.check.findings import Findings
 from slime_core.check.options import check_megatron
+from slime_core.errors import ConfigError
 from slime_core.weights.tables import read_shape
 from tests.unit.check.model_folders import QUICKSTART, copy_of_the_model
 from tests.unit.config.trees import small
@@ -90,7 +91,11 @@ def problems_of_experts(folder, ranks: int, **megatron) -> list[str]:
         ),
         (4, EP2 | TP2_SP, "unequal numbers of tokens (gloo): use expert_tensor_parallel_size 1"),
         (3, {"expert_model_parallel_size": 3}, "size 3 does not divide the model's num_experts 4"),
-        (3, {"expert_tensor_parallel_size": 3}, "does not divide the model's moe_intermediate"),
+        (
+            3,
+            TP2_SP | {"tensor_model_parallel_size": 3, "expert_tensor_parallel_size": 3},
+            "does not divide the model's",
+        ),
         (
             3,
             {"tensor_model_parallel_size": 3, "sequence_parallel": True},
@@ -101,6 +106,11 @@ def problems_of_experts(folder, ranks: int, **megatron) -> list[str]:
 def test_experts_that_cannot_be_had_are_told_before_a_start(ranks, options, words, tmp_path):
     (found,) = problems_of_experts(tmp_path, ranks, **options)
     assert words in found
+
+
+def test_ranks_with_other_tokens_cannot_share_an_expert(tmp_path):
+    with pytest.raises(ConfigError, match="2 is above tensor_model_parallel_size 1"):
+        problems_of_experts(tmp_path, 2, expert_tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from slime_core.engines import launcher
 from slime_core.engines.embedded.options import parse_options
 from slime_core.engines.launcher import (
     EMBEDDED_OPTIONS,
@@ -132,6 +134,23 @@ def test_start_wait_terminate(tmp_path):
     engine.start()
     engine.wait_healthy(20)
     assert engine.kill() == -signal.SIGKILL
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_away_by_itself(monkeypatch):
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    found = [free_port() for _ in range(200)]
+    assert not [port for port in found if first <= port <= last]
+    assert len(set(found)) > 190
+    other = next(port for port in found if port != found[0])
+    draws = iter([found[0] - launcher.FIRST_PORT] * 3 + [other - launcher.FIRST_PORT])
+    monkeypatch.setattr(launcher.secrets, "randbelow", lambda below: next(draws))
+    with socket.create_server(("127.0.0.1", found[0])):
+        assert free_port() == other
+
+
+def test_where_the_kernel_leaves_no_others_it_chooses_itself(monkeypatch, tmp_path):
+    monkeypatch.setattr(launcher, "AUTOMATIC_PORTS", tmp_path / "none")
+    assert free_port() > 1024
 
 
 def test_an_early_death_quotes_the_log(tmp_path):
