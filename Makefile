@@ -15,6 +15,10 @@ CANDIDATES := python3.11 python3.12 python3 /usr/bin/python3
 PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(USABLE)' 2>/dev/null && echo $$p && break; done)
 TORCH := $(shell grep -o '^torch==[0-9.]*' constraints.txt)
 export OMP_NUM_THREADS ?= 1
+# So many processes share the test files, in their order (what takes long begins first);
+# ARGS="-n 0 --pdb" runs them in this one.
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-slow test-all test-gpu test-sglang lint format install python bench-quickstart bench-overhead bench-noop
 
@@ -22,13 +26,13 @@ train: $(STAMP)
 	$(BIN)/slime train $(CONFIG) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow and not gpu and not sglang" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu and not sglang" $(ARGS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow and not gpu and not sglang" $(ARGS)
+	$(PYTEST) -m "slow and not gpu and not sglang" $(ARGS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "not gpu and not sglang" $(ARGS)
+	$(PYTEST) -m "not gpu and not sglang" $(ARGS)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
