@@ -203,28 +203,30 @@ def refuse_living_owner(backend: Backend) -> None:
     held = newest_epoch(backend)
     if held is None or held.ended:
         return
-    owner, ttl_s = owner_of(backend, held.epoch)
-    if owner.is_gone() is not False:
-        return
-    age_s = store_now_s(backend) - held.last_sign_s
-    if age_s < ttl_s + backend.clock_resolution_s:
-        raise _refused(backend, owner, age_s)
+    owner, _ = owner_of(backend, held.epoch)
+    if owner.is_gone() is False:
+        raise _refused(backend, owner, store_now_s(backend) - held.last_sign_s)
 
 
 def _wait_until_free(backend: Backend, held: EpochState, take_over: bool) -> None:
-    """Returns once the owner may be followed. Raises StoreError if it is alive."""
+    """Returns once the owner may be followed. Raises StoreError if it is alive.
+
+    A process of this machine that is seen to live keeps its run however long its marks stay away,
+    as where its store was away; one that this machine cannot see loses it after its TTL.
+    """
     owner, ttl_s = owner_of(backend, held.epoch)
-    if owner.is_gone():
+    gone = owner.is_gone()
+    if gone:
         return
     if take_over:
         log.warning("taking the run over from %s", owner.describe())
         return
     age_s = store_now_s(backend) - held.last_sign_s
     ttl_s += backend.clock_resolution_s
+    if gone is False:
+        raise _refused(backend, owner, age_s)
     if age_s >= ttl_s:
         return
-    if owner.is_gone() is False:
-        raise _refused(backend, owner, age_s)
     log.info("waiting up to %.0f s for %s", ttl_s - age_s, owner.describe())
     deadline = Deadline(f"the lease of {owner.describe()} on {backend.url}", ttl_s - age_s)
     while not deadline.expired:

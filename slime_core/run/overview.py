@@ -25,9 +25,9 @@ class RunOverview:
     """One run at a glance.
 
     Attributes:
-        state: `running` (its owner shows that it is alive), `not started` (no start of it came
-            to a draw), `finished`, `stopped` (its owner came to a clean end before that), `killed`
-            (its owner is silent), `new` (it never had one), `damaged`.
+        state: `running` (its owner is alive, or showed it lately), `not started` (no start of it
+            came to a draw), `finished`, `stopped` (its owner came to a clean end before that),
+            `killed` (its owner is gone or silent), `new` (it never had one), `damaged`.
         iterations: that are trained.
         planned: iterations that it was to have when it last trained, None where that is not known.
         reward: mean raw reward of the newest batch, None before there is one.
@@ -136,8 +136,9 @@ def _state(run: Backend, now_s: float, all_trained: bool) -> str:
     if newest.ended:
         return "finished" if all_trained else "stopped"
     owner, ttl_s = owner_of(run, newest.epoch)
-    if owner.is_gone():
-        return "killed"
+    gone = owner.is_gone()
+    if gone is not None:
+        return "killed" if gone else "running"
     silent_s = now_s - newest.last_sign_s - run.clock_resolution_s - CLOCK_SKEW_S
     return "running" if silent_s < ttl_s else "killed"
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from slime_core.errors import StaleOwnerError, StoreError
+from slime_core.errors import StaleOwnerError, StoreError, UnavailableError
 from slime_core.run.epoch import Lease, newest_epoch, refuse_living_owner, store_now_s
 from slime_core.run.process import own_identity
 from slime_core.store import layout
@@ -174,3 +174,54 @@ def test_a_store_that_lost_its_epochs_stops_the_owner(backend):
     with pytest.raises(StoreError, match="has gone"):
         lease.guard()
     lease.release()
+
+
+def test_a_mark_whose_answer_was_lost_does_not_stop_the_beats():
+    class Forgetful(MemoryBackend):
+        """Writes the second mark, but its answer never comes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.written: list[str] = []
+
+        def put_new(self, key, data):
+            super().put_new(key, data)
+            self.written.append(key)
+            if key == layout.alive(0, 1):
+                raise UnavailableError("no answer")
+
+    backend = Forgetful()
+    with Lease.acquire(backend, ttl_s=0.2):
+        poll("later marks", 20, lambda: layout.alive(0, 3) in backend.written or None, 0.01)
+    assert [e.key for e in backend.list(layout.EPOCHS)] == [layout.ended(0), layout.epoch(0)]
+
+
+class Silent(MemoryBackend):
+    """The signs of the first owner are an hour old."""
+
+    def list(self, prefix=""):
+        return [
+            replace(e, modified_s=e.modified_s - 3600) if e.key == layout.epoch(0) else e
+            for e in super().list(prefix)
+        ]
+
+
+def test_a_silent_owner_that_is_seen_to_live_keeps_its_run():
+    backend = Silent()
+    body = {**asdict(own_identity()), "ttl_s": 20.0, "config": "", "token": "t"}
+    put_document(backend, layout.epoch(0), body)
+    message = rf"process {os.getpid()} on .*alive 36\d\d\.\d s ago; .*--take-over if it is hung"
+    with pytest.raises(StoreError, match=message):
+        refuse_living_owner(backend)
+    with pytest.raises(StoreError, match=message):
+        Lease.acquire(backend)
+    with Lease.acquire(backend, take_over=True) as lease:
+        assert lease.epoch == 1
+
+
+def test_a_silent_owner_that_nobody_sees_is_followed_at_once():
+    backend = Silent()
+    foreign_epoch(backend, ttl_s=600)
+    refuse_living_owner(backend)
+    with Lease.acquire(backend) as lease:
+        assert lease.epoch == 1

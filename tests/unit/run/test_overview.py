@@ -52,11 +52,12 @@ def test_states(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("slime_core.run.overview.planned_iterations", lambda *_: 2)
         assert look(store)["math"].state == "finished"
-    silent = {**asdict(own_identity()), "ttl_s": 0.0, "config": "", "token": "a"}
-    put_document(open_backend(str(store / "sort-a")), layout.epoch(0), silent)
-    path = store / "sort-a" / layout.epoch(0)
-    os.utime(path, (time.time() - 60,) * 2)
-    assert look(store)["sort-a"].state == "killed"
+    for epoch, boot, state in ((0, own_identity().boot_id, "running"), (1, "other", "killed")):
+        who = {**asdict(own_identity()), "boot_id": boot}
+        silent = {**who, "ttl_s": 0.0, "config": "", "token": "a"}
+        put_document(open_backend(str(store / "sort-a")), layout.epoch(epoch), silent)
+        os.utime(store / "sort-a" / layout.epoch(epoch), (time.time() - 60,) * 2)
+        assert look(store)["sort-a"].state == state
     (store / "math" / layout.batch(1)).write_text("{}")
     damaged = look(store)["math"]
     assert damaged.state == "damaged" and layout.batch(1) in damaged.note
