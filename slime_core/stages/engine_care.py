@@ -91,6 +91,7 @@ async def _name_own_weights(ctx: RunContext, version: str) -> SyncOutcome:
             log.warning("engine %s did not take the name %s: %s", name, version, error)
             ctx.engines.quarantine(name, str(error))
         else:
+            ctx.engines.admit(name)
             serving.append(name)
     if not serving:
         raise EngineError("no engine is up, or none took the version's name: see its log")

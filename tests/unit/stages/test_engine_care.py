@@ -101,6 +101,20 @@ def test_without_a_trainer_engines_keep_their_own_weights_under_the_version(tmp_
     assert process(ctx, 0).version == "l0-0"
 
 
+def test_an_engine_that_does_not_take_the_versions_name_is_left_to_the_next_repair(tmp_path):
+    ctx = ready(tmp_path, 2, debug_rollout_only=True)
+    process(ctx, 0).failing = {"set_weight_version"}
+    outcome = asyncio.run(bring_weights(ctx))
+    assert outcome.serving == ("engine-1",)
+    assert ctx.engines.engines[0].quarantined == f"{process(ctx, 0).url} cannot be reached"
+    assert asyncio.run(bring_weights(ctx)).serving == ("engine-0", "engine-1"), "started anew"
+    assert len(ctx.engines.usable) == 2
+    for index in (0, 1):
+        process(ctx, index).failing = {"set_weight_version"}
+    with pytest.raises(EngineError, match="none took the version's name"):
+        asyncio.run(bring_weights(ctx))
+
+
 def test_without_engines_there_is_nothing_to_bring(tmp_path):
     ctx = ready(tmp_path, 0, debug_train_only=True, load_debug_rollout_data="x")
     assert ctx.served == ctx.state.version and ctx.rollout.urls == []
