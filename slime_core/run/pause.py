@@ -152,7 +152,7 @@ class Patience:
         """Overwrites the note in place, which needs no space."""
         try:
             with self._note.open("r+b") as file:
-                file.write(text.encode().ljust(ROOM_BYTES))
+                file.write(text.encode(errors="replace").ljust(ROOM_BYTES))
         except OSError as error:
             log.warning("`slime status` cannot tell of the pause: %s", error)
 
@@ -165,7 +165,7 @@ def paused_runs(workspace: Path) -> list[Pause]:
 
 def _read(path: Path) -> Pause | None:
     try:
-        note = json.loads(path.read_text())
+        note = json.loads(path.read_text(encoding="utf-8"))
         return Pause(**{**note, "owner": ProcessIdentity(**note["owner"])})
     except (OSError, ValueError, TypeError):
         return None  # there is none, or it is being written

@@ -4,7 +4,6 @@ can be had here. Those for Google and Azure take the same calls."""
 import time
 
 import pytest
-import s3fs
 
 from slime_core.errors import (
     AccessError,
@@ -27,7 +26,6 @@ def opened(s3_url, monkeypatch):
     with troubled(s3_url) as (url, trouble):
         for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}.items():
             monkeypatch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()  # a client keeps the address it was made with
         yield FsspecBackend(unique_prefix("f"), patience_s=3), trouble
 
 
@@ -74,6 +72,18 @@ def test_an_iteration_is_stored_and_verified(opened):
     store, _ = opened
     run_iteration(store, 0, "s", "")
     assert verify_run(NodeCache(store)) == []
+
+
+def test_a_create_whose_answer_is_lost_is_still_ours_and_only_ours(opened):
+    store, trouble = opened
+    store.put_new("taken", b"first")
+    trouble.methods = ("PUT",)
+    trouble.answers = [("drop", "")]
+    with pytest.raises(LostRaceError):
+        store.put_new("taken", b"second")
+    trouble.answers = [("drop", "")]
+    store.put_new("mine", b"mine")
+    assert trouble.answers == [] and store.get("mine") == b"mine" and store.get("taken") == b"first"
 
 
 def test_trouble_is_named(opened):

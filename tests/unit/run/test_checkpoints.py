@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_core.config.loading import load_config
-from slime_core.errors import ConfigError, TrainerError
+from slime_core.errors import ConfigError, TrainerError, UnavailableError
 from slime_core.run.best import best_checkpoint
 from slime_core.run.checkpoints import is_due, remove_old, save_if_due, settle
 from slime_core.run.context import RunContext
@@ -232,6 +232,27 @@ def test_one_that_fails_beside_training_stops_the_run_unless_its_ranks_are_gone(
         with pytest.raises(TrainerError, match="no space left"):
             asyncio.run(run())
     assert kept(ctx) == [] and ctx.saving is None
+
+
+def test_one_that_the_store_did_not_take_is_owed_at_the_next_iteration(tmp_path, monkeypatch):
+    ctx = ready(tmp_path, save_interval=4, async_save=True)
+
+    def away(*_: object, **__: object) -> None:
+        raise UnavailableError("the server asks to come later")
+
+    async def run() -> None:
+        await train_beside(ctx, range(3))
+        with monkeypatch.context() as patch:
+            patch.setattr("slime_core.run.checkpoints.put_checkpoint", away)
+            await train_beside(ctx, range(3, 4))
+            with pytest.raises(UnavailableError, match="come later"):
+                await settle(ctx)
+        assert kept(ctx) == [] and is_due(ctx, 4), "not before iteration 7 by its number"
+        await train_beside(ctx, range(4, 5))
+        await settle(ctx)
+        assert kept(ctx) == [4] and not is_due(ctx, 5)
+
+    asyncio.run(run())
 
 
 def test_weights_are_exported_before_each_checkpoint(tmp_path, monkeypatch):

@@ -107,7 +107,8 @@ def test_other_errors_are_not_waited_for(tmp_path):
     assert run.calls == 1 and run.told == []
 
 
-def test_the_note_needs_no_space_when_it_is_written(tmp_path):
+@pytest.mark.parametrize("letter", ["é", "😀", "\udce9"], ids=["latin", "emoji", "not UTF-8"])
+def test_the_note_needs_no_space_when_it_is_written(tmp_path, letter):
     run = Watcher(tmp_path)
     note = run.local / FILE
     before = note.stat()
@@ -115,9 +116,10 @@ def test_the_note_needs_no_space_when_it_is_written(tmp_path):
 
     async def tell(pause: Pause | None) -> None:
         seen.append(note.stat())
+        assert len(paused_runs(tmp_path)) == (pause is not None)
 
     run.patience._tell = tell
-    run.bear(FullError("é" * 10_000))
+    run.bear(FullError(letter * 10_000))
     assert {(s.st_ino, s.st_size) for s in seen} == {(before.st_ino, ROOM_BYTES)}
 
 
