@@ -92,8 +92,12 @@ def _activations(settings: TrainerSettings, shape: ModelShape, tokens: int) -> i
         way = EXPERT_COPIES * shape.hidden_size
         feed_forward = shape.experts_per_token * (shape.expert_ffn_size + way) / tensor
     layer = LAYER_COPIES * (width + heads + feed_forward)
-    # The first stage of a pipeline holds as many micro-batches as there are stages.
-    layers = shape.num_layers
+    # The first stage of a pipeline holds as many micro-batches as there are stages; of an
+    # interleaved one those of its warm-up and one more, in pieces.
+    layers: float = shape.num_layers
+    if settings.virtual_stages is not None:
+        stages, virtual = settings.pipeline_model_parallel_size, settings.virtual_stages
+        layers *= (2 * (stages - 1) + (virtual - 1) * stages + 1) / (stages * virtual)
     kept = layers * _kept_a_layer(settings.megatron, layer, width, LAYER_COPIES * feed_forward)
     values = (kept + layer) * tokens / settings.context_parallel_size
     return int(values * DTYPE_BYTES[settings.dtype])

@@ -16,6 +16,9 @@ LAYOUT_OPTIONS = frozenset(
     {
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
         "context_parallel_size",
         "expert_model_parallel_size",
         "expert_tensor_parallel_size",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_core.errors import ConfigError
 from slime_core.megatron.declared import declared_fields
+from slime_core.megatron.divisible import with_virtual_stages
 from slime_core.megatron.option_bounds import check_bounds
 from slime_core.megatron.option_tables import (
     BACKENDS,
@@ -29,6 +30,7 @@ from slime_core.megatron.option_tables import (
     SETTINGS,
     SWITCHES,
     TEXTS,
+    VIRTUAL_STAGES,
     WITHOUT_EFFECT,
 )
 from slime_core.megatron.option_types import check_type
@@ -48,6 +50,7 @@ _MAPPED_HERE = (
     | RENAMED.keys()
     | WITHOUT_EFFECT
     | SETTINGS
+    | VIRTUAL_STAGES
     | {"distributed_backend"}
 )
 
@@ -145,7 +148,8 @@ def resolve(
     check_names(settings.megatron, classes)
     own: dict[str, Any] = {}
     by_class: dict[str, dict[str, Any]] = {name: {} for name in classes}
-    without_effect = []
+    without_effect: list[str] = []
+    stages: dict[str, int] = {}
     for given, value in settings.megatron.items():
         name = _normal(given)
         if _follows_from_model(given, name, value, shape) or name in FIXED:
@@ -158,6 +162,8 @@ def resolve(
             own["dtype"] = "bfloat16" if value else "float32"
         elif name in SETTINGS:
             own[name] = value
+        elif name in VIRTUAL_STAGES:
+            stages[name] = value
         else:
             target, wanted = NEGATIONS.get(name, (RENAMED.get(name, name), value))
             if name in NEGATIONS and (not value or target in FIXED):
@@ -166,7 +172,7 @@ def resolve(
                 if target in fields:
                     by_class[class_name][target] = _value_for(fields[target], wanted)
     return ResolvedOptions(
-        settings=dataclasses.replace(settings, **own),
+        settings=with_virtual_stages(dataclasses.replace(settings, **own), stages, shape),
         transformer=by_class["TransformerConfig"],
         optimizer=by_class["OptimizerConfig"],
         ddp=by_class["DistributedDataParallelConfig"],
@@ -200,7 +206,7 @@ def _type_of(name: str, classes: Fields | None) -> Any:
         return str
     if name in SETTINGS:
         return typing.get_type_hints(TrainerSettings)[name]
-    if name in RENAMED:
+    if name in RENAMED or name in VIRTUAL_STAGES:
         return int
     for fields in (classes or declared_fields()).values():
         if name in fields:

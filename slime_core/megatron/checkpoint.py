@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
 from slime_core.megatron.checkpoint_writer import StagedSave
+from slime_core.megatron.chunks import load_states, sharded_states
 from slime_core.megatron.optimizer import TrainState, members
 from slime_core.megatron.together import first_failure
 
@@ -64,7 +65,7 @@ def load_checkpoint(state: TrainState, directory: str | Path) -> dict[str, Any]:
         TrainerError: no checkpoint there.
     """
     loaded = read_sharded(_sharded(state, loading=True), Path(directory))
-    state.model.load_state_dict(loaded["model"])
+    load_states(state.models, loaded)
     _load_optimizer(state.optimizer, loaded["optimizer"])
     state.scheduler.num_steps = 0  # load_state_dict adds to it
     state.scheduler.load_state_dict(loaded["scheduler"])
@@ -98,7 +99,7 @@ def _sharded(state: TrainState, loading: bool) -> dict[str, Any]:
         "non_homogeneous_layers": state.model.partly_trained,
     }
     _fill_state(state.optimizer)
-    model = {"model": state.model.sharded_state_dict(metadata=metadata)}
+    model = sharded_states(state.models, metadata)
     return model | {
         "optimizer": state.optimizer.sharded_state_dict(
             model, is_loading=loading, metadata=metadata

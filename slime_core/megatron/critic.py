@@ -77,10 +77,10 @@ def build_critic(
     """A critic whose decoder begins at the policy's checkpoint."""
     lr = settings.algorithm.critic_lr
     own = settings if lr is None else replace(settings, lr=lr, min_lr=min(settings.min_lr, lr))
-    model, padded = build_model(own, shape, options, ValueModel)
+    chunks, padded = build_model(own, shape, options, ValueModel)
     if own.megatron_load is not None:
-        read_weights(model, own.megatron_load)
-    state = build_train_state(model, own, options)
+        read_weights(chunks, own.megatron_load)
+    state = build_train_state(chunks, own, options)
     return CriticSteps(Passes(own, padded, state), settings.algorithm)
 
 

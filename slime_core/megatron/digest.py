@@ -6,23 +6,23 @@ import torch
 import xxhash
 
 from slime_core.megatron import parallel
+from slime_core.megatron.chunks import Chunks, bound_entries, named_parameters, own_names
 from slime_core.megatron.export import named_hf_tensors
-from slime_core.megatron.model import PolicyModel, local_entries
 from slime_core.weights.digest import tensor_bytes
 from slime_core.weights.tables import ModelShape, bind
 
 _CHUNK = 1 << 24
 
 
-def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -> str:
+def weights_digest(chunks: Chunks, shape: ModelShape, role: str = "actor") -> str:
     """64-bit digest of all weights in canonical order, as "<role>:<16 hex>". A collective.
 
     Data-parallel replicas hold the same weights, so only the first counts; other parallel sizes
     give another digest, like they give other bits.
     """
-    parameters = dict(model.named_parameters())
-    own = sorted(model.own_parameters & parameters.keys())
-    entries = local_entries(model, shape)
+    parameters = named_parameters(chunks)
+    own = own_names(chunks)
+    entries = bound_entries(chunks, shape)
     apart = parallel.experts_apart()
     hashers = {expert: xxhash.xxh3_64() for expert in ((False, True) if apart else (False,))}
     for name in (*entries, *own):
@@ -41,7 +41,7 @@ def weights_digest(model: PolicyModel, shape: ModelShape, role: str = "actor") -
 
 
 @torch.no_grad()
-def digest_as_on_one_rank(model: PolicyModel, shape: ModelShape, undivided: ModelShape) -> str:
+def digest_as_on_one_rank(chunks: Chunks, shape: ModelShape, undivided: ModelShape) -> str:
     """The digest that one rank with the policy's weights would give. A collective.
 
     It gathers all tensors, so it is for the start, where a run must be known in any layout.
@@ -51,7 +51,7 @@ def digest_as_on_one_rank(model: PolicyModel, shape: ModelShape, undivided: Mode
         undivided: the same, padded for one rank.
     """
     hasher = xxhash.xxh3_64()
-    tensors = named_hf_tensors(model, shape)
+    tensors = named_hf_tensors(chunks, shape)
     for entry in bind(undivided):
         parts = [next(tensors)[1] for _ in entry.hf_names]
         hasher.update(tensor_bytes(entry.to_megatron(parts, 0, 1)))

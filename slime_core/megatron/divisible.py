@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from slime_core.errors import ConfigError
@@ -37,6 +38,9 @@ def check_divisible(
             raise ConfigError(
                 f"tensor_model_parallel_size {size} does not divide the model's {name} {value}"
             )
+    if settings.virtual_stages is not None:
+        _check_virtual_stages(settings, shape, transformer)
+        return
     stages = settings.pipeline_model_parallel_size
     uneven = any("pipeline_stage" in name for name in transformer)
     if shape.num_layers % stages and not uneven:
@@ -44,6 +48,63 @@ def check_divisible(
             f"the model's {shape.num_layers} layers cannot be dealt evenly to "
             f"pipeline_model_parallel_size {stages} stages; set the megatron options "
             "num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage"
+        )
+
+
+def with_virtual_stages(
+    settings: TrainerSettings, given: Mapping[str, int], shape: ModelShape
+) -> TrainerSettings:
+    """The settings with the number of virtual stages, however it was said.
+
+    Args:
+        given: options of Megatron's command line that say it in another way.
+
+    Raises:
+        ConfigError: layers cannot be dealt so, or the options contradict each other.
+    """
+    counts = {}
+    if settings.virtual_pipeline_model_parallel_size is not None:
+        counts["virtual_pipeline_model_parallel_size"] = settings.virtual_stages or 1
+    for name, value in given.items():
+        count = value
+        if name == "num_layers_per_virtual_pipeline_stage":
+            at_once = settings.pipeline_model_parallel_size * value
+            if shape.num_layers % at_once:
+                raise ConfigError(
+                    f"{name} {value} x pipeline_model_parallel_size "
+                    f"{settings.pipeline_model_parallel_size} = {at_once} does not divide the "
+                    f"model's {shape.num_layers} layers"
+                )
+            count = shape.num_layers // at_once
+        counts[name] = count
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} gives {count}" for name, count in counts.items())
+        raise ConfigError(f"virtual pipeline stages of a rank: {said}; keep one of these options")
+    for count in counts.values():
+        return replace(settings, virtual_pipeline_model_parallel_size=count)
+    return settings
+
+
+def _check_virtual_stages(
+    settings: TrainerSettings, shape: ModelShape, transformer: Mapping[str, Any]
+) -> None:
+    stages, virtual = settings.pipeline_model_parallel_size, settings.virtual_stages or 1
+    if any("pipeline_stage" in name for name in transformer):
+        raise ConfigError(
+            f"{virtual} virtual pipeline stages a rank hold equally many layers each: leave "
+            "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage out"
+        )
+    if shape.num_layers % (stages * virtual):
+        raise ConfigError(
+            f"the model's {shape.num_layers} layers cannot be dealt to "
+            f"pipeline_model_parallel_size {stages} x virtual_pipeline_model_parallel_size "
+            f"{virtual} = {stages * virtual} stages: use sizes whose product divides them"
+        )
+    if not transformer.get("overlap_p2p_comm", True) or transformer.get("batch_p2p_comm"):
+        raise ConfigError(
+            f"virtual_pipeline_model_parallel_size {virtual} needs overlap_p2p_comm and no "
+            "batch_p2p_comm: in batches the messages of two stages to each other are mixed up; "
+            "leave both options out"
         )
 
 

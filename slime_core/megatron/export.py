@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
-from slime_core.megatron.model import PolicyModel, local_entries
+from slime_core.megatron.chunks import Chunks
+from slime_core.megatron.model import local_entries
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.digest import TensorsDigest
 from slime_core.weights.hf_files import INDEX, SINGLE
@@ -37,18 +38,19 @@ Place = tuple[str, int | None]
 
 
 @torch.no_grad()
-def named_hf_tensors(model: PolicyModel, shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
+def named_hf_tensors(chunks: Chunks, shape: ModelShape) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor under its Hugging Face name, in checkpoint order, in the training dtype.
 
     A collective: all ranks iterate to the end, and all get every tensor. A tensor may be a view
     of a parameter; copy it if it must outlive the next step.
     """
-    parameters = dict(model.named_parameters())
-    local = {
-        entry.megatron: parameters[name]
-        for name, entry in local_entries(model, shape).items()
-        if not (entry.place == "first" and not model.pre_process)
-    }
+    local: dict[str, torch.Tensor] = {}
+    for chunk in chunks:
+        parameters = dict(chunk.named_parameters())
+        for name, entry in local_entries(chunk, shape).items():
+            if entry.place != "first" or chunk.pre_process:
+                local[entry.megatron] = parameters[name]
+    like = next(chunks[0].parameters())
     stage = parallel_state.get_pipeline_model_parallel_rank()
     stages = parallel_state.get_pipeline_model_parallel_world_size()
     owners: dict[Place, int] = {}
@@ -62,11 +64,11 @@ def named_hf_tensors(model: PolicyModel, shape: ModelShape) -> Iterator[tuple[st
         named = [] if shards is None else entry.to_hf(shards)
         if entry.expert is not None and experts.size() > 1 and owner == stage:
             holder = entry.expert * experts.size() // (shape.num_experts or 1)
-            named = list(_from_rank(holder, experts, entry, named, model))
+            named = list(_from_rank(holder, experts, entry, named, like))
         if stages == 1:
             yield from named
         else:
-            yield from _from_rank(owner, parallel.pipeline_group(), entry, named, model)
+            yield from _from_rank(owner, parallel.pipeline_group(), entry, named, like)
 
 
 def _tensor_parallel_shards(
@@ -88,11 +90,10 @@ def _from_rank(
     group: dist.ProcessGroup,
     entry: BoundEntry,
     named: list[tuple[str, torch.Tensor]],
-    model: PolicyModel,
+    like: torch.Tensor,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Hands one rank's tensors to the others of a group."""
     source = dist.get_global_rank(group, owner)
-    like = next(model.parameters())
     have = dict(named)
     for name, size in zip(entry.hf_names, entry.hf_shapes, strict=True):
         tensor = have.get(name)
@@ -104,7 +105,7 @@ def _from_rank(
 
 
 def export_hf(
-    model: PolicyModel,
+    chunks: Chunks,
     shape: ModelShape,
     settings: TrainerSettings,
     directory: str,
@@ -127,7 +128,7 @@ def export_hf(
     Raises:
         TrainerError: the folder cannot be written (for example a full disk).
     """
-    tensors, digest, count = named_hf_tensors(model, shape), TensorsDigest(), 0
+    tensors, digest, count = named_hf_tensors(chunks, shape), TensorsDigest(), 0
     writer, failure = None, ""
     try:
         if dist.get_rank() == 0:

@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from slime_core.errors import ConfigError
 from slime_core.megatron import parallel
-from slime_core.megatron.model import PolicyModel
+from slime_core.megatron.chunks import Chunks, load_states, sharded_states
 from slime_core.megatron.together import first_failure, together
 from slime_core.weights.megatron_folder import iteration_folder
 
@@ -62,7 +62,7 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def read_weights(model: PolicyModel, checkpoint: str) -> None:
+def read_weights(chunks: Chunks, checkpoint: str) -> None:
     """Reads the weights of a Megatron checkpoint into the model, in any layout; a critic's head
     stays as it is. A collective.
 
@@ -74,23 +74,24 @@ def read_weights(model: PolicyModel, checkpoint: str) -> None:
             index needs.
     """
     metadata = {"dp_cp_group": parallel.replica_group()}
-    sharded = model.sharded_state_dict(metadata=metadata)
+    sharded = sharded_states(chunks, metadata)
     # Objects are pickles. Layers have some, all empty, and do not ask for them back.
     _, tensors = extract_matching_values(sharded, lambda value: isinstance(value, ShardedObject))
     # A critic's head is no part of a policy's checkpoint.
-    theirs = cast(dict[str, Any], tensors)
-    wanted = {name: value for name, value in theirs.items() if name not in model.own_parameters}
-    content: dict[str, Any] = {"model": wanted}
-    with tempfile.TemporaryDirectory(prefix="slime-megatron-") as own:
-        folder = Path(own)
+    own = chunks[0].own_parameters
+    content: dict[str, Any] = {
+        part: {name: value for name, value in theirs.items() if name not in own}
+        for part, theirs in cast(dict[str, Any], tensors).items()
+    }
+    with tempfile.TemporaryDirectory(prefix="slime-megatron-") as ours:
+        folder = Path(ours)
         together(f"checkpoint {checkpoint}", lambda: _prepare(Path(checkpoint), content, folder))
         try:
-            loaded = dist_checkpointing.load(content, own)
+            loaded = dist_checkpointing.load(content, ours)
         except (CheckpointingException, CheckpointException, KeyError, ValueError) as error:
             said = first_failure(error) if isinstance(error, CheckpointException) else str(error)
             raise _other_model(Path(checkpoint), said) from error
-    strict = not model.own_parameters
-    model.load_state_dict(cast(dict[str, Any], loaded)["model"], strict=strict)
+    load_states(chunks, cast(dict[str, Any], loaded), strict=not own)
 
 
 def _prepare(checkpoint: Path, content: dict[str, Any], own: Path) -> None:

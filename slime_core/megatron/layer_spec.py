@@ -48,8 +48,8 @@ class Router(TopKRouter):
         return functional.linear(input.to(dtype), self.weight.to(dtype))
 
 
-def decoder_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage and the final norm."""
+def decoder_spec(config: TransformerConfig, stage: int | None = None) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage, or of one of its virtual stages, and the final norm."""
     layer = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
         qk_layernorm=config.qk_layernorm,
@@ -67,7 +67,7 @@ def decoder_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
         attention.k_layernorm = RMSNorm
     final_norm: Any = RMSNorm
     return TransformerBlockSubmodules(
-        layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=final_norm
+        layer_specs=[layer] * get_num_layers_to_build(config, stage), layer_norm=final_norm
     )
 
 

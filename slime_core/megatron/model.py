@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,7 @@ def transformer_config(
         "perform_initialization": False,  # load_weights fills and marks every parameter
         "tensor_model_parallel_size": settings.tensor_model_parallel_size,
         "pipeline_model_parallel_size": settings.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": settings.virtual_stages,
         "context_parallel_size": settings.context_parallel_size,
         "expert_model_parallel_size": settings.expert_model_parallel_size,
         "sequence_parallel": settings.sequence_parallel,
@@ -77,6 +79,9 @@ def transformer_config(
     }
     # Variable lengths in a pipeline need this dispatcher's protocol, also without experts.
     fields["moe_token_dispatcher_type"] = "alltoall"
+    if settings.virtual_stages is not None:
+        # Of two stages each is before and behind the other, so messages must not go in batches.
+        fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     if shape.num_experts is not None:
         fields |= _expert_fields(shape)
     return TransformerConfig(**(fields | options))
@@ -207,14 +212,15 @@ def build_model(
     shape: ModelShape,
     options: ResolvedOptions,
     kind: type[PolicyModel] = PolicyModel,
-) -> tuple[PolicyModel, ModelShape]:
+) -> tuple[list[PolicyModel], ModelShape]:
     """Builds this rank's part of the model and fills it with the checkpoint's weights.
 
     Args:
         kind: PolicyModel, or ValueModel for a critic.
 
     Returns:
-        The model and its shape with the padded vocabulary.
+        The chunks of this rank, one but in an interleaved pipeline, and the model's shape with the
+        padded vocabulary.
 
     Raises:
         ConfigError: weights and config.json do not belong together, or the parallel sizes do not
@@ -230,27 +236,42 @@ def build_model(
         ),
     )
     config = transformer_config(settings, shape, options.transformer)
-    model = kind(
+    frequencies = rotary_frequencies(settings.hf_checkpoint, shape)
+    frequencies = frequencies.to(torch.cuda.current_device())
+    stages = range(settings.virtual_stages) if settings.virtual_stages else (None,)
+    chunks = [_build_chunk(kind, config, shape, frequencies, stage) for stage in stages]
+    load_weights(chunks, shape, settings.hf_checkpoint)
+    return chunks, shape
+
+
+def _build_chunk(
+    kind: type[PolicyModel],
+    config: TransformerConfig,
+    shape: ModelShape,
+    frequencies: torch.Tensor,
+    stage: int | None,
+) -> PolicyModel:
+    """The layers of one virtual stage of this rank; all of its layers where there is none."""
+    chunk = kind(
         config,
-        decoder_spec(config),  # type: ignore[arg-type]
-        vocab_size=shape.padded_vocab_size,
+        decoder_spec(config, stage),  # type: ignore[arg-type]
+        vocab_size=shape.padded_vocab_size or shape.vocab_size,
         max_sequence_length=shape.max_positions,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="none",  # PackedAttention turns queries and keys
+        vp_stage=stage,
     )
-    if model.post_process and config.sequence_parallel:
+    if chunk.post_process and config.sequence_parallel:
         # hidden_rows has gathered the sequence already.
-        model.output_layer.sequence_parallel = False
-    frequencies = rotary_frequencies(settings.hf_checkpoint, shape)
-    model.inverse_frequencies = frequencies.to(torch.cuda.current_device())
-    load_weights(model, shape, settings.hf_checkpoint)
-    return model, shape
+        chunk.output_layer.sequence_parallel = False
+    chunk.inverse_frequencies = frequencies
+    return chunk
 
 
 def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry]:
-    """This rank's parameter names -> table entries. Canonical (checkpoint) order."""
+    """Parameter names of a chunk -> table entries. Canonical (checkpoint) order."""
     layers: Any = model.decoder.layers
     first_layer = layers[0].layer_number - 1 if layers else 0
     last_layer = first_layer + len(layers)
@@ -280,7 +301,9 @@ def local_entries(model: PolicyModel, shape: ModelShape) -> dict[str, BoundEntry
     return {name: entry for name, entry in found.items() if name not in model.own_parameters}
 
 
-def select_trained(model: PolicyModel, shape: ModelShape, settings: TrainerSettings) -> None:
+def select_trained(
+    chunks: Sequence[PolicyModel], shape: ModelShape, settings: TrainerSettings
+) -> None:
     """Keeps gradients and optimizer state away from parameters that are not to be trained. A
     collective.
 
@@ -291,11 +314,13 @@ def select_trained(model: PolicyModel, shape: ModelShape, settings: TrainerSetti
     if not only and not frozen:
         return
     chosen = trained_names([entry.megatron for entry in bind(shape)], only, frozen)
-    model.partly_trained = True
-    parameters = dict(model.named_parameters())
-    for name, entry in local_entries(model, shape).items():
-        parameters[name].requires_grad_(entry.megatron in chosen)
-    if not all(parallel.gather_objects(any(p.requires_grad for p in parameters.values()))):
+    for chunk in chunks:
+        chunk.partly_trained = True
+        parameters = dict(chunk.named_parameters())
+        for name, entry in local_entries(chunk, shape).items():
+            parameters[name].requires_grad_(entry.megatron in chosen)
+    trained = all(any(p.requires_grad for p in chunk.parameters()) for chunk in chunks)
+    if not all(parallel.gather_objects(trained)):
         raise ConfigError(
             "only_train_params_name_list and freeze_params_name_list leave a pipeline stage "
             "without a parameter to train: use fewer stages, or train some of each"
@@ -303,30 +328,35 @@ def select_trained(model: PolicyModel, shape: ModelShape, settings: TrainerSetti
 
 
 @torch.no_grad()
-def load_weights(model: PolicyModel, shape: ModelShape, checkpoint: str) -> None:
+def load_weights(chunks: Sequence[PolicyModel], shape: ModelShape, checkpoint: str) -> None:
     """Copies the checkpoint's tensors into this rank's parameters.
 
     Raises:
         ConfigError: a tensor is missing, unexpected or of another shape.
     """
-    entries = local_entries(model, shape)
-    own = model.own_parameters
-    parameters = {name: p for name, p in model.named_parameters() if name not in own}
+    with HFTensors(checkpoint) as tensors:
+        _refuse_unknown(tensors, shape, checkpoint)
+        for chunk in chunks:
+            _load_chunk(chunk, shape, tensors)
+
+
+def _load_chunk(chunk: PolicyModel, shape: ModelShape, tensors: HFTensors) -> None:
+    entries = local_entries(chunk, shape)
+    own = chunk.own_parameters
+    parameters = {name: p for name, p in chunk.named_parameters() if name not in own}
     if set(parameters) != set(entries):
         odd = sorted(set(parameters) ^ set(entries))
         raise ConfigError(
             f"the table of {shape.model_type} and the model differ in {', '.join(odd[:3])}"
         )
-    with HFTensors(checkpoint) as tensors:
-        _refuse_unknown(tensors, shape, checkpoint)
-        for name, parameter in parameters.items():
-            entry = entries[name]
-            parts = [tensors.read(hf_name) for hf_name in entry.hf_names]
-            group = parallel.tensor_group(expert=entry.expert is not None)
-            parameter.copy_(entry.to_megatron(parts, group.rank(), group.size()))
-            if entry.layout.axis is not None and not hasattr(parameter, "tensor_model_parallel"):
-                # Unmarked parameters count once per tensor-parallel group in the gradient norm.
-                set_tensor_model_parallel_attributes(parameter, True, entry.layout.axis, 1)
+    for name, parameter in parameters.items():
+        entry = entries[name]
+        parts = [tensors.read(hf_name) for hf_name in entry.hf_names]
+        group = parallel.tensor_group(expert=entry.expert is not None)
+        parameter.copy_(entry.to_megatron(parts, group.rank(), group.size()))
+        if entry.layout.axis is not None and not hasattr(parameter, "tensor_model_parallel"):
+            # Unmarked parameters count once per tensor-parallel group in the gradient norm.
+            set_tensor_model_parallel_attributes(parameter, True, entry.layout.axis, 1)
 
 
 def _refuse_unknown(tensors: HFTensors, shape: ModelShape, checkpoint: str) -> None:

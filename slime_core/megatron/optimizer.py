@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ class TrainState:
     """Everything that changes in training.
 
     Attributes:
-        chunks: the DDP-wrapped model (one chunk; a list because Megatron asks for one).
+        chunks: the DDP-wrapped chunks of the model; one but in an interleaved pipeline.
         optimizer, scheduler: AdamW with sharded float32 state, and its learning rate.
     """
 
@@ -40,9 +41,14 @@ class TrainState:
     scheduler: OptimizerParamScheduler
 
     @property
+    def models(self) -> list[PolicyModel]:
+        """What is inside DDP."""
+        return [cast(PolicyModel, chunk.module) for chunk in self.chunks]
+
+    @property
     def model(self) -> PolicyModel:
-        """The model inside DDP."""
-        return cast(PolicyModel, self.chunks[0].module)
+        """This rank's last chunk, with the head where the rank is the pipeline's last."""
+        return self.models[-1]
 
     @property
     def lr(self) -> float:
@@ -51,23 +57,25 @@ class TrainState:
 
 
 def build_train_state(
-    model: PolicyModel, settings: TrainerSettings, options: ResolvedOptions
+    models: Sequence[PolicyModel], settings: TrainerSettings, options: ResolvedOptions
 ) -> TrainState:
-    """Wraps a model for training."""
+    """Wraps the chunks of a model for training."""
     ddp: dict[str, Any] = {
         "grad_reduce_in_fp32": True,
         "use_distributed_optimizer": True,
         "check_for_nan_in_grad": False,  # read_gradients looks, and the step is skipped
     }
-    config = model.config
-    chunk = DistributedDataParallel(
-        config, DistributedDataParallelConfig(**(ddp | options.ddp)), model
-    )
+    config = models[0].config
+    chunks = [
+        DistributedDataParallel(config, DistributedDataParallelConfig(**(ddp | options.ddp)), model)
+        for model in models
+    ]
     config.finalize_model_grads_func = _sum_gradients
-    if chunk.ddp_config.overlap_grad_reduce:
-        config.no_sync_func = chunk.no_sync
-    optimizer = get_megatron_optimizer(_optimizer_config(settings, options), [chunk])
-    return TrainState([chunk], optimizer, _scheduler(optimizer, settings))
+    if chunks[0].ddp_config.overlap_grad_reduce:
+        waits: list[Any] = [chunk.no_sync for chunk in chunks]
+        config.no_sync_func = waits if len(waits) > 1 else waits[0]  # type: ignore[assignment]
+    optimizer = get_megatron_optimizer(_optimizer_config(settings, options), list(chunks))
+    return TrainState(chunks, optimizer, _scheduler(optimizer, settings))
 
 
 def _optimizer_config(settings: TrainerSettings, options: ResolvedOptions) -> OptimizerConfig:

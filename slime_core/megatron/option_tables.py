@@ -56,7 +56,6 @@ FIXED = {
     "moe_use_legacy_grouped_gemm": False,
     "multi_latent_attention": False,
     "mtp_num_layers": None,
-    "virtual_pipeline_model_parallel_size": None,
     "fp16": False,
     # A step whose loss or gradients are not finite is skipped and recorded; it never ends the run.
     "no_check_for_nan_in_loss_and_grad": True,
@@ -77,6 +76,10 @@ RENAMED = {
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
 }
+# Other ways of saying virtual_pipeline_model_parallel_size.
+VIRTUAL_STAGES = frozenset(
+    {"num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank"}
+)
 # Accepted because launch scripts carry them; they cannot change anything here.
 WITHOUT_EFFECT = frozenset(
     {
@@ -126,6 +129,7 @@ SETTINGS = frozenset(
         "pipeline_model_parallel_size",
         "sequence_parallel",
         "tensor_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
         "weight_decay",
     }
 )

@@ -47,6 +47,7 @@ def start(settings: TrainerSettings) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=settings.tensor_model_parallel_size,
         pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=settings.virtual_stages,
         context_parallel_size=settings.context_parallel_size,
         expert_model_parallel_size=settings.expert_model_parallel_size,
         expert_tensor_parallel_size=settings.expert_tensor_parallel_size,

@@ -81,6 +81,8 @@ class Passes:
         self.pad_to = self.row_multiple
         if settings.sequence_parallel:
             self.pad_to *= settings.tensor_model_parallel_size
+        # An interleaved pipeline takes micro-batches through one chunk in groups of this size.
+        self.group = settings.pipeline_model_parallel_size if settings.virtual_stages else 1
         self._schedule = get_forward_backward_func()
 
     def train(
@@ -158,7 +160,8 @@ class Passes:
     def read_sequence(self, tokens: Sequence[int], read: Read) -> torch.Tensor:
         """What predicts tokens[1:], on every rank. float32 [len(tokens) - 1]. A collective."""
         packed = pack_sequence(tokens, pad_to=self.pad_to, row_multiple=self.row_multiple)
-        outputs = self._run([self._to_device(packed)], read, forward_only=True)
+        micro = self._to_device(packed)
+        outputs = self._run([micro] * self.group, read, forward_only=True)
         values = torch.zeros(len(tokens) - 1, dtype=torch.float32, device=self.device)
         if outputs:
             values = outputs[0].contiguous()
@@ -190,10 +193,11 @@ class Passes:
     ) -> list[PackedMicroBatch]:
         policy = self._policy(max_tokens)
         plan = schedule_step(batch.lengths.tolist(), rows, self.settings.data_parallel_size, policy)
-        mine = plan.ranks[parallel_state.get_data_parallel_rank()]
+        padding = ((),) * (-plan.num_micro_batches % self.group)
+        mine = (*plan.ranks[parallel_state.get_data_parallel_rank()], *padding)
         lengths = [self.pad_to] * len(mine)
         if self._equal_lengths:
-            lengths = [
+            lengths[: plan.num_micro_batches] = [
                 max(self._padded(batch.lengths[np.asarray(ids, dtype=np.int64)]) for ids in packs)
                 for packs in zip(*plan.ranks, strict=True)
             ]
@@ -266,9 +270,10 @@ class Passes:
         def at_positions(micro: MicroBatch, hidden: torch.Tensor, **_: bool) -> Any:
             return finish(micro, self.state.model.hidden_rows(hidden, micro.index))
 
+        iterators = [iter(micro_batches) for _ in self.state.chunks]
         return self._schedule(
             forward_step_func=forward,
-            data_iterator=iter(micro_batches),
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=list[torch.nn.Module](self.state.chunks),
             num_microbatches=len(micro_batches),
             seq_length=max(micro.tokens.size(1) for micro in micro_batches),

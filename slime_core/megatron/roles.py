@@ -12,9 +12,10 @@ import torch
 from slime_core.megatron import parallel
 from slime_core.megatron.checkpoint import read_sharded
 from slime_core.megatron.checkpoint_writer import StagedSave
+from slime_core.megatron.chunks import Chunks, load_states, named_parameters, sharded_states
 from slime_core.megatron.digest import weights_digest
 from slime_core.megatron.foreign import read_weights
-from slime_core.megatron.model import PolicyModel, load_weights
+from slime_core.megatron.model import load_weights
 from slime_core.weights.megatron_folder import is_megatron
 from slime_core.weights.tables import ModelShape
 
@@ -26,25 +27,25 @@ class HeldWeights:
     and nothing of the actor is copied.
     """
 
-    def __init__(self, model: PolicyModel, shape: ModelShape) -> None:
+    def __init__(self, chunks: Chunks, shape: ModelShape) -> None:
         """Starts as a copy of the model's present weights."""
-        self._model = model
+        self._chunks = chunks
         self._shape = shape
-        self._held = {name: _to_host(p) for name, p in model.named_parameters()}
+        self._held = {name: _to_host(p) for name, p in named_parameters(chunks).items()}
 
     @contextmanager
-    def in_use(self, *, changes: bool = False) -> Iterator[PolicyModel]:
+    def in_use(self, *, changes: bool = False) -> Iterator[Chunks]:
         """The model computes with these weights inside the block.
 
         Args:
             changes: keep what the block writes into the parameters.
         """
-        parameters = dict(self._model.named_parameters())
+        parameters = named_parameters(self._chunks)
         own = {name: parameter.data for name, parameter in parameters.items()}
         try:
             for name, parameter in parameters.items():
                 parameter.data = self._held[name].to(parameter.device, non_blocking=True)
-            yield self._model
+            yield self._chunks
             if changes:
                 self._held = {name: _to_host(p) for name, p in parameters.items()}
         finally:
@@ -53,7 +54,7 @@ class HeldWeights:
 
     def copy_actor(self) -> None:
         """Becomes a copy of the actor."""
-        self._held = {name: _to_host(p) for name, p in self._model.named_parameters()}
+        self._held = {name: _to_host(p) for name, p in named_parameters(self._chunks).items()}
 
     def read(self, checkpoint: str) -> None:
         """Takes the weights of a Hugging Face folder, or of a Megatron checkpoint.
@@ -61,21 +62,21 @@ class HeldWeights:
         Raises:
             ConfigError: they do not fit the model.
         """
-        with self.in_use(changes=True) as model:
+        with self.in_use(changes=True) as chunks:
             if is_megatron(Path(checkpoint)):
-                read_weights(model, checkpoint)
+                read_weights(chunks, checkpoint)
             else:
-                load_weights(model, self._shape, checkpoint)
+                load_weights(chunks, self._shape, checkpoint)
 
     def digest(self, role: str) -> str:
         """See digest.weights_digest. A collective."""
-        with self.in_use() as model:
-            return weights_digest(model, self._shape, role)
+        with self.in_use() as chunks:
+            return weights_digest(chunks, self._shape, role)
 
     def stage(self, folder: Path, copied: bool) -> StagedSave:
         """Stages the weights in a form for any layout. A collective."""
-        with self.in_use() as model:
-            return StagedSave(_sharded(model), folder, copied=copied)
+        with self.in_use() as chunks:
+            return StagedSave(_sharded(chunks), folder, copied=copied)
 
     def load(self, folder: Path) -> None:
         """Reads what `stage` wrote. A collective.
@@ -83,13 +84,12 @@ class HeldWeights:
         Raises:
             TrainerError: nothing there.
         """
-        with self.in_use(changes=True) as model:
-            model.load_state_dict(read_sharded(_sharded(model), folder)["model"])
+        with self.in_use(changes=True) as chunks:
+            load_states(chunks, read_sharded(_sharded(chunks), folder))
 
 
-def _sharded(model: PolicyModel) -> dict[str, Any]:
-    metadata = {"dp_cp_group": parallel.replica_group()}
-    return {"model": model.sharded_state_dict(metadata=metadata)}
+def _sharded(chunks: Chunks) -> dict[str, Any]:
+    return sharded_states(chunks, {"dp_cp_group": parallel.replica_group()})
 
 
 def _to_host(parameter: torch.Tensor) -> torch.Tensor:

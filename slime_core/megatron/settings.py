@@ -25,6 +25,8 @@ class TrainerSettings:
         hf_checkpoint: folder with config.json, safetensors and tokenizer.
         tensor_model_parallel_size, pipeline_model_parallel_size, context_parallel_size,
         sequence_parallel: how ranks share the model.
+        virtual_pipeline_model_parallel_size: parts of the model that each rank of a pipeline holds,
+            each with layers of its own; none and 1 are the same.
         expert_model_parallel_size: ranks to which the experts of a layer are dealt.
         expert_tensor_parallel_size: ranks that share each expert, by default the
             tensor-parallel ones.
@@ -73,6 +75,7 @@ class TrainerSettings:
 
     tensor_model_parallel_size: int = 1
     pipeline_model_parallel_size: int = 1
+    virtual_pipeline_model_parallel_size: int | None = None
     context_parallel_size: int = 1
     expert_model_parallel_size: int = 1
     expert_tensor_parallel_size: int | None = None
@@ -121,6 +124,12 @@ class TrainerSettings:
             * self.pipeline_model_parallel_size
             * self.context_parallel_size
         )
+
+    @property
+    def virtual_stages(self) -> int | None:
+        """Parts of the model that a rank of an interleaved pipeline holds; None in all others."""
+        size = self.virtual_pipeline_model_parallel_size
+        return None if size == 1 else size
 
     @property
     def expert_cut(self) -> int:
@@ -182,6 +191,11 @@ class TrainerSettings:
             raise ConfigError(
                 f"context_parallel_size {self.context_parallel_size} works on CPUs so far and is "
                 "not tried on GPUs: use 1, or device cpu"
+            )
+        if self.virtual_stages and self.pipeline_model_parallel_size == 1:
+            raise ConfigError(
+                f"virtual_pipeline_model_parallel_size {self.virtual_stages} needs "
+                "pipeline_model_parallel_size above 1: a pipeline of one stage has no turns to take"
             )
         if self.sequence_parallel and self.tensor_model_parallel_size == 1:
             raise ConfigError("sequence_parallel needs tensor_model_parallel_size above 1")

@@ -75,11 +75,11 @@ class PolicyTrainer:
         self.iterations = 0
         parallel.start(self.settings)
         try:
-            model, self.shape = build_model(self.settings, shape, options)
+            chunks, self.shape = build_model(self.settings, shape, options)
             if self.settings.megatron_load is not None:
-                read_weights(model, self.settings.megatron_load)
-            select_trained(model, self.shape, self.settings)
-            self.state = build_train_state(model, self.settings, options)
+                read_weights(chunks, self.settings.megatron_load)
+            select_trained(chunks, self.shape, self.settings)
+            self.state = build_train_state(chunks, self.settings, options)
             algorithm = self.settings.algorithm
             self.hooks = load_trainer_hooks(algorithm, self.settings.args)
             self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), self.hooks)
@@ -104,7 +104,7 @@ class PolicyTrainer:
 
     def policy_digest(self) -> str:
         """See digest.weights_digest."""
-        return weights_digest(self.state.model, self.shape)
+        return weights_digest(self.state.models, self.shape)
 
     def start_digest(self) -> str:
         """The policy's digest as one rank would give it: it names where a run begins, whatever the
@@ -115,7 +115,7 @@ class PolicyTrainer:
             self.shape.vocab_size, self.settings.make_vocab_size_divisible_by, 1
         )
         undivided = replace(self.shape, padded_vocab_size=rows)
-        return digest_as_on_one_rank(self.state.model, self.shape, undivided)
+        return digest_as_on_one_rank(self.state.models, self.shape, undivided)
 
     def weights_digest(self) -> str:
         """Digests of all that is trained: of the policy and, if there is one, of the critic."""
@@ -123,7 +123,7 @@ class PolicyTrainer:
         if self.critic is None:
             return own
         passes = self.critic.passes
-        return f"{own} {weights_digest(passes.state.model, passes.shape, 'critic')}"
+        return f"{own} {weights_digest(passes.state.models, passes.shape, 'critic')}"
 
     def agree(self, *parts: str) -> bool:
         """True if all ranks were given the same strings."""
@@ -302,7 +302,7 @@ class PolicyTrainer:
         actor begins with."""
         if not wanted:
             return None
-        held = HeldWeights(self.state.model, self.shape)
+        held = HeldWeights(self.state.models, self.shape)
         begun_with = self.settings.megatron_load or self.settings.hf_checkpoint
         if checkpoint not in (None, begun_with):
             held.read(checkpoint)
@@ -329,11 +329,11 @@ class PolicyTrainer:
 
     def export_hf(self, directory: str, version: str) -> dict[str, Any]:
         """See export.export_hf."""
-        return export_hf(self.state.model, self.shape, self.settings, directory, version)
+        return export_hf(self.state.models, self.shape, self.settings, directory, version)
 
     def named_hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See export.named_hf_tensors."""
-        return named_hf_tensors(self.state.model, self.shape)
+        return named_hf_tensors(self.state.models, self.shape)
 
     def begin_save(self, directory: str, extra: dict[str, Any], *, beside: bool) -> PendingSave:
         """Stages a checkpoint of all that is trained.

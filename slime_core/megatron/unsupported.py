@@ -22,6 +22,8 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "optimizer_offload_fraction": (0.0, _HOST),
     "use_torch_optimizer_for_cpu_offload": (False, _HOST),
     "overlap_cpu_optimizer_d2h_h2d": (False, _HOST),
+    "overlap_p2p_comm_warmup_flush": (False, "has not been tried in interleaved pipelines"),
+    "microbatch_group_size_per_vp_stage": (None, "is always the number of pipeline stages"),
     "cpu_offloading": (False, _TE),
     "cpu_offloading_num_layers": (0, _TE),
     "fine_grained_activation_offloading": (False, _TE),

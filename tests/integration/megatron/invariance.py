@@ -80,6 +80,9 @@ LAYOUTS: dict[str, Layout] = {
     "tp2": Layout(2, {"tensor_model_parallel_size": 2}),
     "tp2-sp": Layout(2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "pp2": Layout(2, {"pipeline_model_parallel_size": 2}),
+    "pp2-vpp2": Layout(
+        2, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    ),
     "cp2": Layout(2, {"context_parallel_size": 2}),
     "dp2": Layout(2, {}),
     "tp2-pp2": Layout(4, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}),

@@ -58,7 +58,7 @@ def export(settings: dict[str, Any], folder: str, max_file_bytes: int | None = N
 
         own = rank._trainer
         assert own is not None
-        return export_hf(own.state.model, own.shape, own.settings, folder, "a-0", max_file_bytes)
+        return export_hf(own.state.models, own.shape, own.settings, folder, "a-0", max_file_bytes)
 
 
 def train(
@@ -95,7 +95,7 @@ def held_places(settings: dict[str, Any]) -> dict[str, list[int]]:
         own = rank._trainer
         assert own is not None
         model = own.state.model
-        held = HeldWeights(model, own.shape)
+        held = HeldWeights(own.state.models, own.shape)
 
         def places() -> list[int]:
             return [parameter.data_ptr() for parameter in model.parameters()]

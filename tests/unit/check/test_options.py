@@ -142,3 +142,40 @@ def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():
     assert "layers cannot be dealt evenly to pipeline_model_parallel_size 3" in layers
     (sequence,) = problems(2, sequence_parallel=True)
     assert "sequence_parallel needs tensor_model_parallel_size above 1" in sequence
+
+
+def problems_of_interleaved(folder, ranks: int, layers: int, **megatron) -> list[str]:
+    """Of a model with so many layers, in two stages of two parts each."""
+    path = copy_of_the_model(folder / f"m{ranks}", num_hidden_layers=layers)
+    options = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    findings = Findings()
+    config = small(
+        hf_checkpoint=str(path),
+        device="cpu",
+        actor_num_gpus_per_node=ranks,
+        megatron=options | megatron,
+    )
+    check_megatron(config, "cpu", read_shape(path), findings)
+    return findings.problems
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layers", "options", "words"),
+    [
+        (2, 4, {"overlap_p2p_comm": False}, "2 needs overlap_p2p_comm and no batch_p2p_comm"),
+        (2, 4, {"batch_p2p_comm": True}, "2 needs overlap_p2p_comm and no batch_p2p_comm"),
+        (2, 6, {}, "6 layers cannot be dealt to pipeline_model_parallel_size 2 x virtual_pipeline"),
+        (2, 4, {"decoder_first_pipeline_num_layers": 1}, "hold equally many layers each: leave"),
+        (1, 4, {"pipeline_model_parallel_size": 1}, "needs pipeline_model_parallel_size above 1"),
+    ],
+)
+def test_an_interleaved_pipeline_that_cannot_be_had_is_told_before_a_start(
+    ranks, layers, options, words, tmp_path
+):
+    (found,) = problems_of_interleaved(tmp_path, ranks, layers, **options)
+    assert words in found
+
+
+def test_an_interleaved_pipeline_that_divides_the_layers_is_fine(tmp_path):
+    assert problems_of_interleaved(tmp_path, 2, 4) == []
+    assert problems_of_interleaved(tmp_path, 4, 4, overlap_p2p_comm=True) == []

@@ -37,6 +37,46 @@ def resolved(**options: Any) -> Any:
     return resolve(TrainerSettings(hf_checkpoint="x", megatron=options), SHAPE)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"virtual_pipeline_model_parallel_size": 7},
+        {"num_virtual_stages_per_pipeline_rank": 7},
+        {"num_layers_per_virtual_pipeline_stage": 2},
+        {"num_layers_per_virtual_pipeline_stage": 2, "num_virtual_stages_per_pipeline_rank": 7},
+    ],
+)
+def test_virtual_stages_can_be_said_in_three_ways(option: dict[str, int]) -> None:
+    """28 layers in 2 stages of 7 parts of 2 layers."""
+    settings = resolved(pipeline_model_parallel_size=2, **option).settings
+    assert settings.virtual_pipeline_model_parallel_size == settings.virtual_stages == 7
+
+
+def test_one_virtual_stage_is_no_interleaved_pipeline() -> None:
+    option = {"num_layers_per_virtual_pipeline_stage": 14}
+    assert resolved(pipeline_model_parallel_size=2, **option).settings.virtual_stages is None
+    assert resolved().settings.virtual_stages is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_layers_per_virtual_pipeline_stage": 3}, "3 x pipeline_model_parallel_size 2 = 6 do"),
+        (
+            {"num_virtual_stages_per_pipeline_rank": 2, "num_layers_per_virtual_pipeline_stage": 2},
+            "num_virtual_stages_per_pipeline_rank gives 2, num_layers_per_virtual_pipeline_stage "
+            "gives 7; keep one",
+        ),
+        ({"virtual_pipeline_model_parallel_size": 0}, "must be at least 1"),
+        ({"num_virtual_stages_per_pipeline_rank": "2"}, "must be int"),
+        ({"microbatch_group_size_per_vp_stage": 4}, "is always the number of pipeline stages"),
+    ],
+)
+def test_virtual_stages_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolved(pipeline_model_parallel_size=2, **options)
+
+
 def test_a_launch_script_of_qwen3_is_accepted() -> None:
     """The model arguments that slime's script for Qwen3-0.6B passes."""
     flags = {
