@@ -20,6 +20,10 @@ Numeric = Annotated[T, "numeric"]
 Operational = Annotated[T, "operational"]
 
 
+MOST_INTEGER = 2**53 - 1
+"""Beyond it, readers of JSON see another number."""
+
+
 class Group(BaseModel):
     """A frozen group of fields that refuses unknown keys."""
 
@@ -41,4 +45,12 @@ class Group(BaseModel):
             kinds = set(members(cls.model_fields[info.field_name].annotation))
             if kinds & {int, float} and bool not in kinds:
                 raise PydanticCustomError("switch", "a switch where a number belongs")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        """The configuration goes through JSON: forms, run.json, MLflow."""
+        if isinstance(value, int) and abs(value) > MOST_INTEGER:
+            raise PydanticCustomError("integer_size", "beyond what JSON holds")
         return value

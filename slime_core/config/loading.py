@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from slime_core.config.aliases import aliases, own_names, own_names_in_tree
+from slime_core.config.base import MOST_INTEGER
 from slime_core.config.expected import expected
 from slime_core.config.fields import OPEN_GROUPS, field_groups, field_info, group_types
 from slime_core.config.known_flags import why_not
@@ -254,4 +255,6 @@ def _sentence(place: tuple[Any, ...], item: Any, file: str, given: Collection[st
     info = model.model_fields[name] if model and len(place) > 1 else None
     wanted = expected(info) if info else "keys and values"
     shown = f"--{name.replace('_', '-')}" if name in given else f"{file}: {key}" if file else key
+    if item["type"] == "integer_size":
+        wanted += f" (and within {MOST_INTEGER})"
     return f"{shown} must be {wanted}, not {item['input']!r}"

@@ -15,6 +15,7 @@ from slime_core.config.algorithm import AlgorithmGroup
 from slime_core.config.base import Group, Identity, Numeric, Operational
 from slime_core.config.rollout import RewardsGroup, RolloutGroup
 from slime_core.seeds import MOST_SEED
+from slime_core.store.layout import MOST_NUMBER
 
 
 class RunGroup(Group):
@@ -24,7 +25,7 @@ class RunGroup(Group):
     """Name of the training; the run id is made from it."""
     seed: Identity[int] = Field(default=1234, ge=0, le=MOST_SEED)
     """Seed of the run; every random choice derives from it by counters."""
-    num_rollout: Numeric[int] = Field(ge=0)
+    num_rollout: Numeric[int] = Field(ge=0, le=MOST_NUMBER)
     """Iterations to train. 0 only evaluates. Raising it continues a finished run."""
     workspace: Operational[str] = "runs"
     """Folder that holds runs, logs, the MLflow database and the Prefect database."""

@@ -17,6 +17,9 @@ SESSIONS = "sessions/"
 CHECKPOINTS = "checkpoints/"
 QUARANTINE = "quarantine/"
 
+MOST_NUMBER = 999_999
+"""The last iteration whose keys sort like numbers."""
+
 _PART = re.compile(r"groups/(\d{6,})/(\d{6,})-(\d{6,})-([0-9a-f]{32})\.arrow")
 _COMPACT = re.compile(r"groups/(\d{6,})/compact-([0-9a-f]{32})\.arrow")
 _DROPPED = re.compile(r"groups/(\d{6,})/dropped\.json")

@@ -225,6 +225,9 @@ class _Sender(threading.Thread):
             log.error("%s: %s", self._tracker.name, error)
         except TrackerAway as error:
             self._trouble = str(error)
+        except Exception as error:  # nobody else hears of a thread's end
+            self._trouble = f"unexpected {type(error).__name__}: {error}"
+            log.exception("%s gets nothing more of this run", self._tracker.name)
 
     def _wait_for_news(self) -> bool:
         """Waits for more lines; True when the run is over and all is sent."""

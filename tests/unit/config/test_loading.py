@@ -138,7 +138,10 @@ def test_overrides_over_a_group_that_is_no_group_are_refused_not_crashed():
     ("override", "sentence"),
     [
         ({"lr": "fast"}, "--lr must be a number of at least 0, not 'fast'"),
-        ({"num_rollout": -1}, "--num-rollout must be a whole number of at least 0, not -1"),
+        (
+            {"num_rollout": -1},
+            "--num-rollout must be a whole number of at least 0 and of at most 999999, not -1",
+        ),
         (
             {"rollout_batch_size": 2.5},
             "--rollout-batch-size must be a whole number of at least 1, not 2.5",
@@ -231,6 +234,11 @@ def test_anchors_and_merged_keys_may_be_used(tmp_path):
 def test_a_number_is_no_switch_and_has_an_end(value):
     assert "--lr must be a number of at least 0, not " in refusal(SMALL, lr=value)
     assert "--num-rollout must be a whole number" in refusal(SMALL, num_rollout=value)
+
+
+def test_a_number_beyond_what_json_holds_is_refused():
+    assert "at least 1 (and within 9007199254740991)" in refusal(SMALL, rollout_batch_size=2**53)
+    assert "and of at most 999999, not" in refusal(SMALL, num_rollout=1e26)
 
 
 def test_a_zero_byte_is_in_no_text(tmp_path):

@@ -143,7 +143,7 @@ def test_every_wrong_flag_and_value_of_a_line_is_told_at_once():
         "--seed needs a value", "--use-kl-loss is a switch, so it takes no value",
         "--megatron must be a JSON object", "unknown flag --lrr: did you mean --lr?",
         "--num-layers must be a whole number", "--http-proxy is refused",
-        "--num-rollout must be a whole number of at least 0, not 'x'",
+        "--num-rollout must be a whole number of at least 0 and of at most 999999, not 'x'",
         "--lr must be a number of at least 0, not 'abc'",
     )] and len(said) == 8  # fmt: skip
 

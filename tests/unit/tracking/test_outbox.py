@@ -165,3 +165,16 @@ def test_whatever_happens_each_record_arrives_once_and_in_order(tmp_path_factory
     box.catch_up()
     assert box.close("FINISHED", 10) == []
     assert keys(server) == [f"iterations/{k:06d}" for k in range(total)]
+
+
+def test_a_tracker_that_breaks_costs_its_records_only_and_says_why(tmp_path, caplog):
+    store = MemoryBackend()
+    broken, well = Server(failures=[None, ZeroDivisionError("no clock")]), Server()
+    box = Outbox(tmp_path, store, trackers=[Client(broken), Client(well)])
+    for k in range(2):
+        write_iteration(store, k)
+        box.iteration(k)
+    (left,) = box.close("FINISHED", 10)
+    assert "lacks 2 of 2 records: unexpected ZeroDivisionError: no clock" in left
+    assert "test server gets nothing more of this run" in caplog.text
+    assert len(well.records) == 2
