@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import numpy as np
 
 from slime_core.config.tree import RunConfig
 from slime_core.data.sources import PromptSource, SourceSettings
-from slime_core.errors import ConfigError, EngineError, RewardError
+from slime_core.errors import ConfigError, EngineError, PluginError, RewardError
 from slime_core.evaluation.datasets import EvalDataset
 from slime_core.evaluation.passk import pass_curve
 from slime_core.evaluation.resolve import eval_datasets
@@ -99,10 +99,15 @@ class Evaluator:
             owner: of the run, who guards what is stored; None outside of a run.
 
         Raises:
-            as `answered` and `store`.
+            RewardError: a plug-in failed, or no prompt could be graded; the evaluation counts as
+                missed then.
+            EngineError: see `answered`.
         """
         dataset = self._datasets[job.dataset]
-        groups, failures = await self.answered(dataset, job)
+        try:
+            groups, failures = await self.answered(dataset, job)
+        except PluginError as error:
+            raise RewardError(str(error)) from error
         return await self.store(owner, job, groups, failures)
 
     @property
@@ -110,14 +115,19 @@ class Evaluator:
         return list(self._datasets.values())
 
     async def answered(
-        self, dataset: EvalDataset, job: EvalJob
+        self, dataset: EvalDataset, job: EvalJob, stopping: Callable[[], bool] = lambda: False
     ) -> tuple[list[list[Sample]], list[str]]:
         """The graded answers to a dataset, and why some could not be graded.
 
+        Args:
+            stopping: says when nobody wants them any more.
+
         Raises:
             EngineError: an answer came from another weight version, or a prompt was refused.
+            PluginError: a generate function failed.
+            RewardError: it was stopped, by a generate function or since nobody wants it.
         """
-        groups = await self._answer(dataset, job, _one_pass(self._sources[dataset.name]))
+        groups = await self._answer(dataset, job, _one_pass(self._sources[dataset.name]), stopping)
         samples = [sample for group in groups for sample in group]
         return groups, await self._grade(dataset, samples)
 
@@ -170,7 +180,11 @@ class Evaluator:
                    document.found)  # fmt: skip
 
     async def _answer(
-        self, dataset: EvalDataset, job: EvalJob, groups: list[list[Sample]]
+        self,
+        dataset: EvalDataset,
+        job: EvalJob,
+        groups: list[list[Sample]],
+        stopping: Callable[[], bool],
     ) -> list[list[Sample]]:
         def seed_of(sample: Sample) -> int:
             return derive_seed(
@@ -182,23 +196,34 @@ class Evaluator:
             chat = dataset.custom_generate_function_path is not None
             tokenize_prompt(sample, self._tokenizer, chat=chat)
             sample.metadata |= dict(dataset.metadata_overrides)
-        runtime = replace(
-            self._runtime, sampling=self._sampling(dataset), seed_of=seed_of,
-            hub=self._hubs[dataset.name], evaluation=True, versions=[],
-        )  # fmt: skip
+
+        def runtime() -> Runtime:
+            made = self._runtime.apart(
+                stopping=stopping, sampling=self._sampling(dataset), seed_of=seed_of,
+                hub=self._hubs[dataset.name], evaluation=True,
+            )  # fmt: skip
+            rollouts.append(made)
+            return made
+
+        rollouts: list[Runtime] = []
         path = dataset.custom_generate_function_path
         if path:
             answered = await together(
-                self._maker.answer(runtime, group, job.iteration, path) for group in groups
+                self._maker.answer(runtime(), group, job.iteration, path) for group in groups
             )
         else:
             samples = [sample for group in groups for sample in group]
             size = SAMPLES_PER_REQUEST
             await together(
-                self._maker.answer(runtime, samples[i : i + size], job.iteration, None)
+                self._maker.answer(runtime(), samples[i : i + size], job.iteration, None)
                 for i in range(0, len(samples), size)
             )
             answered = groups
+        if any(made.stopping() for made in rollouts):
+            raise RewardError(
+                f"evaluation {dataset.name} of {job.version} was stopped before its end"
+                + (f": {path} set GenerateState.aborted" if not stopping() else "")
+            )
         served = {v for group in answered for sample in group for v in sample.weight_versions}
         if served - {job.version}:
             raise EngineError(
@@ -210,7 +235,7 @@ class Evaluator:
         """Sets rewards; returns why some could not be given."""
         waiting = [sample for sample in samples if sample.reward is None]
         hub = self._hubs[dataset.name]
-        with replace(self._runtime, hub=hub, evaluation=True).active():
+        with self._runtime.apart(hub=hub, evaluation=True).active():
             results = await hub.score_group(waiting, evaluation=True)
         failures = []
         for sample, result in zip(waiting, results, strict=True):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_core.engines.client import EngineAnswerError, EngineUnreachableError
@@ -81,6 +81,20 @@ class Runtime:
     def __post_init__(self) -> None:
         told, abort = self.stopping, self.abort
         self.stopping = lambda: abort.asked or told()
+
+    def apart(self, *, stopping: Callable[[], bool] = lambda: False, **changes: Any) -> Runtime:
+        """A rollout of its own with the same engines and settings: who stops or notes something
+        there does not do it here.
+
+        Args:
+            stopping: says when it is to stop; this one's own `abort` does not count.
+            changes: other attributes.
+        """
+        own: dict[str, Any] = {
+            "versions": [], "notes": {}, "singles": {}, "engine_of": {}, "abort": Abort(),
+            "cut": False,
+        }  # fmt: skip
+        return replace(self, stopping=stopping, **own | changes)
 
     async def at_home(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the home loop, also for a function that has a loop of its own."""

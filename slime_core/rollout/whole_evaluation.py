@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,15 +54,17 @@ class WholeEvaluation:
         if self._last is not None and self._last[0] == job.version:
             return self._last[1], {}
 
+        own = runtime.apart(evaluation=True)
+
         async def ours() -> dict[str, Any]:
             return {
-                dataset.name: columns(await self._answers(dataset, job))
+                dataset.name: columns(await self._answers(dataset, job, own.stopping))
                 for dataset in self.evaluator.datasets
             }
 
-        runtime.notes[EVALUATE] = ours
+        own.notes[EVALUATE] = ours
         nothing = HandedOut([], {}, {}, _no_draws)
-        found = await self.rollout.call(runtime, args, job.iteration, nothing, evaluation=True)
+        found = await self.rollout.call(own, args, job.iteration, nothing, evaluation=True)
         data = getattr(found, "data", found)
         if not isinstance(data, Mapping):
             raise PluginError(
@@ -77,9 +79,11 @@ class WholeEvaluation:
         self._last = (job.version, dict(data), metrics)
         return self._last[1], metrics
 
-    async def _answers(self, dataset: Any, job: EvalJob) -> list[Sample]:
+    async def _answers(
+        self, dataset: Any, job: EvalJob, stopping: Callable[[], bool]
+    ) -> list[Sample]:
         own = EvalJob(job.iteration, job.version, dataset.name)
-        groups, failures = await self.evaluator.answered(dataset, own)
+        groups, failures = await self.evaluator.answered(dataset, own, stopping)
         if failures:
             log.warning("evaluation %s: %d answers could not be graded: %s", dataset.name,
                         len(failures), failures[0])  # fmt: skip

@@ -4,6 +4,8 @@ import json
 from contextlib import asynccontextmanager
 from typing import Any
 
+from slime_core.engines.protocol import GenerateRequest, GenerateResult, generate_body, parse_result
+
 EOS = 0
 
 
@@ -51,3 +53,6 @@ class Script:
             "output_token_logprobs": [[-0.5, token, None] for token in tokens],
         }  # fmt: skip
         return {"text": text, "output_ids": tokens, "meta_info": meta}
+
+    async def generate_batch(self, requests: list[GenerateRequest]) -> list[GenerateResult]:
+        return [parse_result(await self.generate_raw(generate_body(one))) for one in requests]
