@@ -116,11 +116,14 @@ def to_result(value: Any, grader: str, reward_key: str | None, name: str) -> Sco
 
 
 def plain(value: Any) -> Any:
-    """What a grader returned as the store and JSON can carry it; anything else by its repr."""
+    """What a grader returned as the store and JSON can carry it: numbers, text, and lists and dicts
+    of them (tuples and arrays are lists then); anything else by its repr."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if getattr(value, "shape", None) == ():
-        value = value.item()
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "tolist"):
+        value = value.tolist()  # of numpy or torch; a number where it has no dimension
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
     if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
         return float(value)
     if value is None or isinstance(value, (int, float, str)):

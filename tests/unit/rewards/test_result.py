@@ -1,11 +1,14 @@
+import json
+
 import numpy as np
 import pytest
 
 from slime_core.errors import ConfigError, RewardError
 from slime_core.rewards.hub import settle
-from slime_core.rewards.result import Score, ScoreFailure, to_result
+from slime_core.rewards.result import Score, ScoreFailure, plain, to_result
 from slime_core.rewards.text import label_values, strip_end_tokens
 from slime_core.sample import Sample
+from slime_core.store.codec import decode_samples, samples_to_rows
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,23 @@ def test_what_is_no_number_is_never_a_zero(value):
 def test_what_is_not_finite_is_refused():
     for value in (float("nan"), float("-inf"), np.float64("nan"), 10**400):
         assert to_result(value, "d", None, "g").reason == "non_finite"
+
+
+def test_lists_in_dict_rewards_stay_as_they_are_through_workers_and_store():
+    given = {"score": 1.0, "steps": [0.5, [1, "a"], {"ok": (True, None)}], "by": np.array([1, 2])}
+    kept = {"score": 1.0, "steps": [0.5, [1, "a"], {"ok": [True, None]}], "by": [1, 2]}
+    told = json.loads(json.dumps(plain(given)))  # as a worker process tells it
+    assert to_result(given, "d", "score", "g") == to_result(told, "d", "score", "g")
+    result = to_result(given, "d", "score", "g")
+    assert (result.value, result.number) == (kept, 1.0)
+    [back] = decode_samples(samples_to_rows([Sample(reward=result.value)]))
+    assert back.reward == kept
+
+
+def test_what_is_nested_in_itself_is_refused():
+    endless: list = []
+    endless.append(endless)
+    assert to_result({"score": 1.0, "x": endless}, "d", "score", "g").reason == "not_a_number"
 
 
 FAILURE = ScoreFailure("timeout", "took too long", "d")
