@@ -103,9 +103,11 @@ class HandedOut:
                 self.back[number] = group
 
     def close(self) -> None:
-        """From now on nothing is taken: what became of a draw must stand in the seal."""
+        """From now on nothing is taken: what became of a draw must stand in the seal. Waits for a
+        draw that is under way, so it belongs into a thread."""
+        self._closed = True
         with self._lock:
-            self._closed = True
+            pass
 
     def get_buffer_length(self) -> int:
         """Groups that wait and were begun before."""

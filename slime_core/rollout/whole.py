@@ -112,11 +112,10 @@ class WholeRollout:
             try:
                 call = partial(self.function, args, number, source, evaluation=evaluation)
                 return await within(name, self.limit_s, self._called(call))
-            except SlimeError:
-                runtime.abort.asked = True  # for what it left running
-                raise
-            except Exception as error:
-                runtime.abort.asked = True
+            except BaseException as error:
+                runtime.abort.asked = True  # for what it left running, its own thread too
+                if isinstance(error, SlimeError) or not isinstance(error, Exception):
+                    raise
                 log.exception("%s failed", name)
                 raise PluginError(f"{self.path} raised {raised(error)}") from error
 
@@ -165,7 +164,8 @@ class WholeSegment:
             found = call.result()
         finally:
             call.cancel()
-            self.source.close()
+            name = f"the last draw of {self.rollout.path}"
+            await within(name, self.rollout.limit_s, asyncio.to_thread(self.source.close))
             await asyncio.gather(call, return_exceptions=True)
         groups, metrics = returned_groups(found, self.target, self.rollout.path)
         rows = await asyncio.to_thread(self._numbered, groups)

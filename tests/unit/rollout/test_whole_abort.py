@@ -1,6 +1,7 @@
 """Whole rollout functions that stop what they began, on an engine that answers some groups only."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,80 @@ def test_a_worker_thread_of_the_call_before_is_refused_and_named_instead_of_wait
     assert list(ends(rows).values()).count((KEPT, None)) == 3
     with pytest.raises(PluginError, match=r"partial_rollout with over_sampling_batch_size"):
         segment(path, lambda: Engine(99), before)
+
+
+DRAWING = """
+import threading
+
+def generate_rollout(args, rollout_id, data_source, evaluation=False):
+    threading.Thread(target=data_source.get_samples, args=(1,), daemon=True).start()
+    data_source.begun.wait(20)
+    raise ValueError("no more")
+"""
+
+
+def test_a_draw_that_is_under_way_does_not_hold_the_loop(tmp_path):
+    path = tmp_path / "f.py"
+    path.write_text(DRAWING)
+    begun, go_on = threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    def further(count: int) -> list[Any]:
+        begun.set()
+        ended.append(go_on.wait(20))
+        return draws(0, count)
+
+    async def body() -> None:
+        source = HandedOut([], {}, {}, further)
+        vars(source)["begun"] = begun
+        args = example_args(SETTINGS)
+        hub = RewardHub(RewardSettings(rm_type="exact_match"), args)
+        runtime = Runtime(args, CharTokenizer(), Engine(9), hub, Sampling(64, {}, 20.0),  # type: ignore[arg-type]
+                          lambda sample: 0)  # fmt: skip
+        one = WholeSegment(WholeRollout.load(str(path), 30.0), 0, 3, source, Scorer(hub), Writer(),  # type: ignore[arg-type]
+                           lambda groups: [])  # fmt: skip
+        running = asyncio.create_task(one.run(runtime, args))
+        while not runtime.abort.asked:  # the function has raised
+            await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(PluginError, match="no more"):
+            await running
+        await hub.close()
+        with pytest.raises(PluginError, match="has returned"):
+            source.get_samples(1)
+
+    asyncio.run(body())
+    assert ended == [True], "the loop went on while the draw did"
+
+
+STOPPED = """
+import threading
+from slime.rollout.sglang_rollout import GenerateState
+BEGUN, ENDED = threading.Event(), threading.Event()
+
+def generate_rollout(args, rollout_id, data_source, evaluation=False):
+    state = GenerateState(args)
+    BEGUN.set()
+    while not state.aborted:
+        threading.Event().wait(0.001)
+    ENDED.set()
+"""
+
+
+def test_a_function_whose_call_is_cancelled_learns_that_it_is_to_stop(tmp_path):
+    path = tmp_path / "f.py"
+    path.write_text(STOPPED)
+
+    async def body() -> None:
+        args = example_args(SETTINGS)
+        runtime = Runtime(args, CharTokenizer(), Engine(9), None, Sampling(64, {}, 20.0),  # type: ignore[arg-type]
+                          lambda sample: 0)  # fmt: skip
+        whole = WholeRollout.load(str(path), 30.0)
+        call = asyncio.create_task(whole.call(runtime, args, 0, None, evaluation=False))
+        assert await asyncio.to_thread(load(f"{path}:BEGUN").wait, 20)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(body())
+    assert load(f"{path}:ENDED").wait(20)
