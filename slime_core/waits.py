@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -103,6 +103,30 @@ _PATIENCE: ContextVar[Patience | None] = ContextVar("patience", default=None)
 def current_patience() -> Patience | None:
     """The deadline that this code works under, None without one that can pause."""
     return _PATIENCE.get()
+
+
+@asynccontextmanager
+async def place(slots: asyncio.Semaphore | None, name: str, limit_s: float) -> AsyncIterator[None]:
+    """One of so many places (None: any number); waiting for it counts for no deadline but its own.
+
+    Raises:
+        DeadlineError: none became free within `limit_s`; names the wait.
+    """
+    if slots is None:
+        yield
+        return
+    patience = current_patience()
+    with patience.paused() if patience is not None else nullcontext():
+        clock = asyncio.timeout(limit_s)
+        try:
+            async with clock:  # not `within`, which may lose a place when it is cancelled
+                await slots.acquire()
+        except TimeoutError as error:
+            raise DeadlineError(f"waited {limit_s:.0f} s for {name}") from error
+    try:
+        yield
+    finally:
+        slots.release()
 
 
 async def together(awaitables: Iterable[Awaitable[T]]) -> list[T]:

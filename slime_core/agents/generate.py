@@ -11,14 +11,13 @@ import asyncio
 import logging
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from slime_core.agents.gateway import Gateway
 from slime_core.agents.session import Session
-from slime_core.errors import DeadlineError, PluginError
+from slime_core.errors import PluginError
 from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.plugins.threads import in_thread
 from slime_core.plugins.user_code import raised
@@ -26,11 +25,15 @@ from slime_core.rewards.aside import TimeoutAside
 from slime_core.rewards.result import FAILED_BEFORE, ScoreFailure, to_result
 from slime_core.rollout.runtime import Runtime, current
 from slime_core.sample import Sample, Status
-from slime_core.waits import current_patience
+from slime_core.waits import place
 
 log = logging.getLogger(__name__)
 AGENT_NAMES = ("agent", "run_agent")
 CALL = ("base_url", "api_key", "sample")
+NO_PLACE = (
+    "a place among the open sessions: raise agent_concurrency, or close a session before you open "
+    "the next"
+)
 
 
 @dataclass
@@ -76,7 +79,7 @@ async def open_session(
     if runtime.home not in (None, asyncio.get_running_loop()):
         raise PluginError("a session must be opened on the event loop that called the function")
     gateway = runtime.gateway
-    async with _slot(gateway, runtime.args.stage_timeout_s):
+    async with place(gateway.slots, NO_PLACE, runtime.args.stage_timeout_s):
         session = Session(runtime, sample, sampling_params or {})
         await session.open()
         base_url = await gateway.admit(session)
@@ -87,30 +90,6 @@ async def open_session(
             await session.close()
     if session.failure is not None and not runtime.stopping():
         raise session.failure
-
-
-@asynccontextmanager
-async def _slot(gateway: Gateway, limit_s: float) -> AsyncIterator[None]:
-    """One of the `agent_concurrency` places; waiting for it counts for no deadline but its own.
-
-    Raises:
-        DeadlineError: none became free within `limit_s`.
-    """
-    patience = current_patience()
-    with patience.paused() if patience is not None else nullcontext():
-        clock = asyncio.timeout(limit_s)
-        try:
-            async with clock:
-                await gateway.slots.acquire()
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"waited {limit_s:.0f} s for a place among the open sessions: raise "
-                "agent_concurrency, or close a session before you open the next"
-            ) from error
-    try:
-        yield
-    finally:
-        gateway.slots.release()
 
 
 async def generate(

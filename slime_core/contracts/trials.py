@@ -37,6 +37,7 @@ from slime_core.rollout.log_hooks import CALLS as LOG_CALLS
 from slime_core.rollout.log_hooks import tell
 from slime_core.rollout.outcome import columns, unstorable
 from slime_core.rollout.returned import load_buffer_filter, selected
+from slime_core.rollout.seen_source import SeenSource
 from slime_core.rollout.whole import WholeRollout, returned_groups
 from slime_core.sample import Sample
 from slime_core.stages.batch_hooks import processed_rewards, removed_rows
@@ -196,7 +197,7 @@ async def _log(flag: str, args: Any, path: str) -> list[str]:
     samples = [one for group in groups for one in group]
     arguments = {
         "custom_rollout_log_function_path": (0, args, samples, {"my/metric": 1.0}, 2.5),
-        "rollout_all_samples_process_path": (args, groups, None),
+        "rollout_all_samples_process_path": (args, groups, SeenSource(None, 8)),
         "custom_eval_rollout_log_function_path": (
             0, args, {"held": columns(samples)}, {"reward": 0.5},
         ),

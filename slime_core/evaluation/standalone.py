@@ -34,7 +34,7 @@ from slime_core.rollout.group import GroupMaker
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.scoring import Scorer
 from slime_core.rollout.settings import EvalJob
-from slime_core.rollout.setup import client_of, reward_settings, sampling_of
+from slime_core.rollout.setup import client_of, reward_settings, sampling_of, threads_of
 from slime_core.rollout.whole import WholeRollout, evaluation_path, training_path
 from slime_core.rollout.whole_evaluation import WholeEvaluation
 from slime_core.run.identity import ONE_RANK, recorded_config
@@ -99,6 +99,7 @@ class StandaloneEvaluation:
             sampling = sampling_of(config)
             runtime = Runtime(args, tokenizer, self._gate, hub, sampling, lambda sample: 0)
             runtime.home = asyncio.get_running_loop()
+            runtime.threads = threads_of(config)
             model = Path(config.rollout.hf_checkpoint).name
             runtime.gateway = Gateway(model, config.rollout.agent_concurrency)
             self._later.push_async_callback(runtime.gateway.close)

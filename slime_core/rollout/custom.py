@@ -18,7 +18,7 @@ from slime_core.rollout.multiturn import attach_conversations
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample, Status
 from slime_core.store.parts import rollout_positions
-from slime_core.waits import Patience, together
+from slime_core.waits import Patience, place, together
 
 GENERATE_NAMES = ("custom_generate", "generate")
 PER_SAMPLE = ("args", "sample", "sampling_params")
@@ -109,9 +109,11 @@ class GenerateFunction:
                 if is_async(self.function):
                     return await self.function(runtime.args, *given, **keywords)
                 call = partial(self.function, runtime.args, *given, **keywords)
-                found = await in_thread(self.path, call)
+                async with place(runtime.threads, f"{self.path} to begin", stage_s):
+                    found = await in_thread(self.path, call)
                 return await found if inspect.isawaitable(found) else found
 
+        stage_s = getattr(runtime.args, "stage_timeout_s", limit_s)
         return await Patience(f"{self.path} for {about.describe()}", limit_s).run(called())
 
     def _keywords(self, runtime: Runtime) -> dict[str, bool]:

@@ -7,17 +7,19 @@ else. A run that was killed between a segment's seal and its end tells them once
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_core.config.tree import RunConfig
-from slime_core.errors import DeadlineError, PluginError
+from slime_core.errors import DeadlineError, PluginError, SlimeError
 from slime_core.plugins.load import check_signature, is_async, load
 from slime_core.plugins.threads import in_thread
 from slime_core.plugins.user_code import no_exit, raised
 from slime_core.rollout.outcome import columns
+from slime_core.rollout.seen_source import SeenSource
 from slime_core.sample import Sample
 from slime_core.store.cache import NodeCache
 from slime_core.store.parts import KEPT
@@ -105,23 +107,22 @@ class LogHooks:
             load_log_hook(flag, path)
 
     async def segment(
-        self, cache: NodeCache, seal: Seal, metrics: dict[str, float], seconds: float, source: Any
+        self, cache: NodeCache, seal: Seal, seconds: float, source: SeenSource
     ) -> None:
-        """Tells of a segment that was sealed.
+        """Tells of a segment that was sealed, with the metrics that its seal holds.
 
         Args:
-            metrics: of a whole rollout function.
-            seconds: that the segment took.
-            source: the user's own data source, None where prompts come from a file.
+            seconds: that the segment took; NaN where it was made before this start.
         """
         k, own, every = seal.segment, *list(CALLS)[:2]
-        if own in self.paths:
+
+        def of_batch() -> tuple[Any, ...]:
             kept = [group for group in seal.groups if group.entry.verdict == KEPT]
             samples = [one for group in _rows(cache, kept) for one in group]
-            await self._call(own, k, (k, self.args, samples, dict(metrics), seconds))
-        if every in self.paths:
-            groups = _rows(cache, seal.groups)
-            await self._call(every, k, (self.args, groups, source))
+            return k, self.args, samples, dict(seal.metrics), seconds
+
+        await self._call(own, k, of_batch)
+        await self._call(every, k, lambda: (self.args, _rows(cache, seal.groups), source))
 
     async def evaluation(
         self, dataset: str, version: int, samples: Sequence[Sample], metrics: dict[str, float]
@@ -131,16 +132,25 @@ class LogHooks:
         Args:
             version: iterations in the weights, which is slime's rollout_id here.
         """
-        flag = list(CALLS)[2]
-        if flag in self.paths:
-            copies = [Sample.from_dict(sample.to_dict()) for sample in samples]
-            data = {dataset: columns(copies)}
-            await self._call(flag, version, (version, self.args, data, dict(metrics)))
 
-    async def _call(self, flag: str, number: int, arguments: tuple[Any, ...]) -> None:
+        def of_dataset() -> tuple[Any, ...]:
+            copies = [Sample.from_dict(sample.to_dict()) for sample in samples]
+            return version, self.args, {dataset: columns(copies)}, dict(metrics)
+
+        await self._call(list(CALLS)[2], version, of_dataset)
+
+    async def _call(self, flag: str, number: int, given: Callable[[], tuple[Any, ...]]) -> None:
+        """Calls the function of a flag, where there is one.
+
+        Args:
+            given: makes its arguments, in a thread: they may be read from the store.
+        """
+        if flag not in self.paths:
+            return
         try:
+            arguments = await asyncio.to_thread(given)
             await tell(flag, self.paths[flag], arguments, self.timeout_s)
-        except (PluginError, DeadlineError) as error:
+        except (SlimeError, OSError) as error:
             self._missed(flag, number, str(error))
 
     def _missed(self, flag: str, number: int, why: str) -> None:

@@ -57,6 +57,7 @@ class Runtime:
         abort: set by a whole rollout function that has what it needs.
         singles: what there is one of in a rollout, by class.
         vocab_size: tokens that the model knows, None where that is not known.
+        threads: places of plain generate functions that run at once, None for any number.
     """
 
     args: Any
@@ -77,6 +78,7 @@ class Runtime:
     abort: Abort = field(default_factory=Abort)
     singles: dict[type, Any] = field(default_factory=dict)
     vocab_size: int | None = None
+    threads: asyncio.Semaphore | None = None
 
     def __post_init__(self) -> None:
         told, abort = self.stopping, self.abort

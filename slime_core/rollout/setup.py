@@ -3,6 +3,7 @@ evaluation without a run."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ def vocab_size_of(hf_checkpoint: str) -> int | None:
         return None
     size = told.get("vocab_size") or (told.get("text_config") or {}).get("vocab_size")
     return size if isinstance(size, int) else None
+
+
+def threads_of(config: RunConfig) -> asyncio.Semaphore:
+    """Places of plain generate functions, one for each sequence that the engines take at once, as
+    slime has it: more threads would only wait."""
+    cluster = config.cluster
+    engines = max(1, cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine)
+    return asyncio.Semaphore(engines * config.rollout.sglang_server_concurrency)
 
 
 def client_of(config: RunConfig, url: str) -> EngineClient:

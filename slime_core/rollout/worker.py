@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,6 @@ from typing import Any
 from slime_core.agents.gateway import Gateway
 from slime_core.agents.turn_log import TurnLog, forget_turns, recorded_turns
 from slime_core.data.custom_source import CustomSource
-from slime_core.data.sources import PromptSource
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.errors import DigestError, StaleOwnerError
 from slime_core.plugins.args_view import ArgsView
@@ -36,6 +36,7 @@ from slime_core.rollout.part_writer import PartTarget, PartWriter
 from slime_core.rollout.returned import Choice, commit_choice, read_choice, selected
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.scoring import Scorer
+from slime_core.rollout.seen_source import SeenSource
 from slime_core.rollout.segment import (
     FURTHER_DRAWS_PER_GROUP,
     FURTHER_DRAWS_WITH_FILTER,
@@ -45,7 +46,13 @@ from slime_core.rollout.segment import (
 )
 from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, kept_prefixes
 from slime_core.rollout.settings import EvalJob, RolloutSettings
-from slime_core.rollout.setup import client_of, reward_settings, sampling_of, vocab_size_of
+from slime_core.rollout.setup import (
+    client_of,
+    reward_settings,
+    sampling_of,
+    threads_of,
+    vocab_size_of,
+)
 from slime_core.rollout.source_of_run import open_source, select_of
 from slime_core.rollout.whole import WholeRollout, WholeSegment, evaluation_path, training_path
 from slime_core.rollout.whole_evaluation import WholeEvaluation
@@ -82,6 +89,7 @@ class RolloutWorker:
         self._cache = NodeCache(self._backend, settings.cache)
         connect = partial(client_of, config)
         self._gate = EngineGate(connect, config.rollout.sglang_server_concurrency)
+        self._threads = threads_of(config)
         self._epoch = -1
         self._part_seq = itertools.count()
         self._recorded: dict[str, list[str]] = {}
@@ -165,7 +173,7 @@ class RolloutWorker:
         seal = await asyncio.to_thread(read_seal, self._backend, segment)
         if seal is not None:
             await asyncio.to_thread(self._dump, seal)
-            await self._tell(seal, {}, begun_s)
+            await self._tell(seal, math.nan)  # whoever made it took the time
             return Ref(**{**seal.ref().to_dict(), "from_store": True})
         adopted = await asyncio.to_thread(adopt, self._cache, segment)
         masked = self._config.rollout.mask_offpolicy_in_partial_rollout
@@ -186,7 +194,7 @@ class RolloutWorker:
         finally:
             await writer.close()
         seal = await asyncio.to_thread(self._seal, epoch, segment, metrics)
-        await self._tell(seal, metrics, begun_s)
+        await self._tell(seal, time.monotonic() - begun_s)
         if self._config.rollout.generate_path is not None:
             await asyncio.to_thread(forget_turns, self._backend, segment)
         return seal.ref()
@@ -216,8 +224,7 @@ class RolloutWorker:
             prefixes,
             adopted.next_attempts,
             lambda count: self._draws.draw(number, count),
-            self._source.inner if isinstance(self._source, CustomSource) else None,
-            len(self._source) if isinstance(self._source, PromptSource) else 0,
+            *self._inner_and_length(),
         )
         scorer = Scorer(self._hub, self._config.rewards.reward_error_policy)
         missing = plan.target - len(adopted.kept)
@@ -296,11 +303,17 @@ class RolloutWorker:
         self._dump(seal)
         return seal
 
-    async def _tell(self, seal: Seal, metrics: dict[str, float], begun_s: float) -> None:
+    async def _tell(self, seal: Seal, seconds: float) -> None:
         """Tells the user's functions of a segment, where there are any."""
-        source = self._source.inner if isinstance(self._source, CustomSource) else None
-        seconds = time.monotonic() - begun_s
-        await self._told.segment(self._cache, seal, metrics, seconds, source)
+        inner, length = self._inner_and_length()
+        source = SeenSource(inner, length, len(seal.returned))
+        await self._told.segment(self._cache, seal, seconds, source)
+
+    def _inner_and_length(self) -> tuple[Any, int]:
+        """The user's own source and the prompts in one pass, as far as there are such."""
+        if isinstance(self._source, CustomSource):
+            return self._source.inner, 0
+        return None, len(self._source)
 
     def _dump(self, seal: Seal) -> None:
         """Writes the kept samples to a file of the user's, where that is asked for."""
@@ -359,6 +372,7 @@ class RolloutWorker:
             gateway=self._gateway,
             turn_log=None if segment is None else turn_log,
             vocab_size=self._vocab_size,
+            threads=self._threads,
         )
 
     def _seed_of(self, sample: Sample) -> int:

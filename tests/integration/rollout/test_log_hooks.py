@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from slime_core.errors import PluginError
+from slime_core.errors import DigestError, PluginError
+from slime_core.rollout import log_hooks
 from slime_core.rollout.settings import EvalJob
 from tests.integration.rollout.places import Place
 
@@ -38,6 +40,17 @@ def evaluated(rollout_id, args, data, extra_metrics):
 
 def too_few(rollout_id, args):
     pass
+"""
+FUNCTION = """
+def extra(rollout_id, args, samples, rollout_extra_metrics, rollout_time):
+    with open(FILE, "a") as file:
+        print(json.dumps(rollout_extra_metrics), file=file)
+
+def rollout(args, rollout_id, data_source, evaluation=False):
+    from slime.rollout.base_types import RolloutFnTrainOutput
+    from slime.rollout.sglang_rollout import generate_rollout
+    output = generate_rollout(args, rollout_id, data_source)
+    return RolloutFnTrainOutput(samples=output.samples, metrics={"mine": 7.0})
 """
 BAD = {
     "raises": "def log(*given):\n    raise ValueError('no wandb here')\n",
@@ -80,6 +93,8 @@ def test_a_batch_is_told_as_it_is_stored(tmp_path, url):
         await resumed.generate(1, 0)
         again = told(tmp_path)[1]
         assert (again["id"], again["rewards"]) == (0, said["rewards"])
+        assert math.isnan(again["s"]), "nobody here knows how long it took"
+        assert math.isnan(again["s"]), "nobody here knows how long it took"
 
     asyncio.run(body())
 
@@ -94,6 +109,52 @@ def test_all_groups_are_told_those_that_were_dropped_too(tmp_path, url):
         verdicts = {group.entry.verdict for group in seal.groups}
         assert sorted(groups) == [[group.entry.group_id, 4] for group in seal.groups]
         assert "dropped" in verdicts and "kept" in verdicts
+
+    asyncio.run(body())
+
+
+DRAWS = """
+def process(args, all_samples, data_source):
+    assert len(data_source) > 0 and data_source.get_metadata() == {}
+    assert data_source.get_buffer_length() == 0
+    data_source.get_samples(1)
+"""
+
+
+def test_one_that_would_draw_is_told_that_it_cannot(tmp_path, url, caplog):
+    path = f"{file_of(tmp_path, DRAWS)}:process"
+    place = Place(tmp_path, url, rollout_all_samples_process_path=path)
+
+    async def body() -> None:
+        worker = await place.ready()
+        await place.segment(worker, 0)
+        assert worker._told.failed == 1
+
+    asyncio.run(body())
+    assert "sees no get_samples of the data source and cannot draw from it" in caplog.text
+
+
+def test_what_was_reported_is_told_again_and_rows_that_cannot_be_read_cost_nothing(
+    tmp_path, url, monkeypatch
+):
+    path = file_of(tmp_path, BATCH + FUNCTION)
+    place = Place(
+        tmp_path, url, custom_rollout_log_function_path=f"{path}:extra",
+        rollout_function_path=f"{path}:rollout",
+    )  # fmt: skip
+
+    async def body() -> None:
+        await place.segment(await place.ready(), 0)
+        resumed = await place.ready(1)
+        await resumed.generate(1, 0)
+        assert told(tmp_path) == [{"rollout/mine": 7.0}] * 2
+
+        def damaged(*_: object) -> None:
+            raise DigestError("a part is damaged")
+
+        monkeypatch.setattr(log_hooks, "open_groups", damaged)
+        await resumed.generate(1, 0)
+        assert len(told(tmp_path)) == 2 and resumed._told.failed == 1
 
     asyncio.run(body())
 

@@ -81,6 +81,45 @@ def test_plain_generate_functions_have_a_thread_each_and_reach_the_engines(tmp_p
         asyncio.run(load_generate(f"{tmp_path / 'g.py'}:late").run(runtime(), prompts()))
 
 
+MANY = """
+import threading
+ENTERED, ACTIVE, MOST, GO_ON = [], [], [], threading.Event()
+
+def generate(args, sample, sampling_params):
+    ENTERED.append(sample.index)
+    ACTIVE.append(sample.index)
+    GO_ON.wait(20)
+    MOST.append(len(ACTIVE))
+    ACTIVE.remove(sample.index)
+    sample.append_response_tokens(tokens=[5], log_probs=[-1.0])
+    return sample
+"""
+
+
+def test_as_many_plain_functions_run_at_once_as_there_are_places(tmp_path):
+    path = tmp_path / "g.py"
+    path.write_text(MANY)
+    function = load_generate(str(path))
+    entered, most, go_on = (load(f"{path}:{name}") for name in ("ENTERED", "MOST", "GO_ON"))
+
+    async def body() -> None:
+        there = runtime()
+        there.threads = asyncio.Semaphore(2)
+        task = asyncio.create_task(function.run(there, prompts(6)))
+
+        async def two_are_in() -> bool | None:
+            return len(entered) == 2 or None
+
+        await apoll("two threads", 20.0, two_are_in, 0.001)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        go_on.set()
+        await task
+
+    asyncio.run(body())
+    assert sorted(entered) == list(range(6)) and max(most) <= 2
+
+
 BLOCKS = """
 import threading
 GO_ON = threading.Event()
