@@ -30,8 +30,21 @@ class _Use:
     listed: bool = True
 
 
+@dataclass(eq=False)
+class _Waiter:
+    """A request of `samples` sequences that waits; `turn` gets its engine, room taken already."""
+
+    samples: int
+    prefer: str | None
+    turn: asyncio.Future[_Use]
+
+
 class EngineGate:
     """Hands out the least busy usable engine while the gate is open.
+
+    Requests wait in a line, and whoever makes room gives it to the first that fit: a request that
+    needs more room than there is holds up no smaller one. Those that go on with an aborted answer
+    have a line of their own, which goes before the other.
 
     Args:
         connect: url -> client.
@@ -44,40 +57,36 @@ class EngineGate:
         self._engines: dict[str, _Use] = {}
         self._down: dict[str, str] = {}
         self._open = False
-        self._continuations = 0
-        self._changed = asyncio.Condition()
+        self._going_on: dict[_Waiter, None] = {}
+        self._new: dict[_Waiter, None] = {}
 
     async def set_engines(self, urls: list[str]) -> None:
         """Replaces the usable engines; requests in flight to others run to their end."""
-        async with self._changed:
-            idle = [use for url in set(self._engines) - set(urls) if (use := self._drop(url))]
-            for url in urls:
-                if url not in self._engines:
-                    self._engines[url] = _Use(self._connect(url))
-            self._down.clear()
-            self._changed.notify_all()
+        idle = [use for url in set(self._engines) - set(urls) if (use := self._drop(url))]
+        for url in urls:
+            if url not in self._engines:
+                self._engines[url] = _Use(self._connect(url))
+        self._down.clear()
+        self._admit()
         for use in idle:
             await use.client.close()
 
     async def open(self) -> None:
-        async with self._changed:
-            self._open = True
-            self._changed.notify_all()
+        self._open = True
+        self._admit()
 
     async def close(self) -> None:
-        async with self._changed:
-            self._open = False
+        self._open = False
 
     async def mark_down(self, client: EngineClient, why: str) -> None:
         """Stops using an engine until `set_engines` is called again. One that was replaced since
         the request left is not blamed."""
         url = client.url
-        async with self._changed:
-            use = self._engines.get(url)
-            if use is None or use.client is not client:
-                return
-            self._down[url] = why
-            idle = self._drop(url)
+        use = self._engines.get(url)
+        if use is None or use.client is not client:
+            return
+        self._down[url] = why
+        idle = self._drop(url)
         log.warning("engine %s is not used any more: %s", url, why)
         if idle is not None:
             await idle.client.close()
@@ -105,13 +114,7 @@ class EngineGate:
         try:
             yield use.client
         finally:
-            async with self._changed:
-                use.samples -= samples
-                use.requests -= 1
-                over = not use.listed and not use.requests
-                self._wake(samples)
-            if over:
-                await use.client.close()
+            await self._leave(use, samples)
 
     async def abort_all(self) -> None:
         """Ends every request in flight at the usable engines; callers get what was sampled."""
@@ -125,39 +128,55 @@ class EngineGate:
         await self.set_engines([])
 
     async def _take(self, samples: int, wait_s: float, continues: bool, prefer: str | None) -> _Use:
-        def free() -> bool:
-            turn = continues or not self._continuations
-            return turn and self._free(samples) is not None
-
-        async with self._changed:
-            self._continuations += continues
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait_for(free)
-            except TimeoutError as error:
-                self._wake(samples)
+        waiter = _Waiter(samples, prefer, asyncio.get_running_loop().create_future())
+        line = self._going_on if continues else self._new
+        line[waiter] = None
+        self._admit()
+        clock = asyncio.timeout(wait_s)
+        try:
+            async with clock:
+                return await waiter.turn
+        except BaseException as error:
+            if waiter.turn.done() and not waiter.turn.cancelled():
+                await self._leave(waiter.turn.result(), samples)  # its turn came too late
+            else:
+                line.pop(waiter, None)
+                self._admit()
+            if isinstance(error, TimeoutError) and clock.expired():
                 raise DeadlineError(self._waited(wait_s)) from error
-            except asyncio.CancelledError:
-                self._wake(samples)  # it may have been woken already, instead of another
-                raise
-            finally:
-                self._continuations -= continues
-                if continues:
-                    self._changed.notify_all()
-            use = self._free(samples, prefer)
-            assert use is not None
-            use.samples += samples
-            use.requests += 1
-            return use
+            raise
 
-    def _wake(self, samples: int) -> None:
-        """Lets as many waiting requests look for room as freed sequences could serve: with
-        hundreds waiting, waking all for each answer cost more than reading the answer. A request
-        that goes on may stand behind others, so then all look."""
-        if self._continuations:
-            self._changed.notify_all()
-        else:
-            self._changed.notify(samples)
+    async def _leave(self, use: _Use, samples: int) -> None:
+        """Gives room back; the last request of an engine that was replaced closes its client."""
+        use.samples -= samples
+        use.requests -= 1
+        self._admit()
+        if not use.listed and not use.requests:
+            await use.client.close()
+
+    def _admit(self) -> None:
+        """Gives the room there is to those that wait, in their order."""
+        for line in (self._going_on, self._new):
+            admitted = []
+            for waiter in line:
+                if self._full:
+                    break
+                use = None if waiter.turn.done() else self._free(waiter.samples, waiter.prefer)
+                if use is not None:
+                    use.samples += waiter.samples
+                    use.requests += 1
+                    waiter.turn.set_result(use)
+                    admitted.append(waiter)
+            for waiter in admitted:
+                del line[waiter]
+            if any(not waiter.turn.done() for waiter in self._going_on):
+                return  # new ones stand behind them
+
+    @property
+    def _full(self) -> bool:
+        """Not even one sequence has room."""
+        least = min((use.samples for use in self._engines.values()), default=self._concurrency)
+        return not self._open or least >= self._concurrency
 
     def _free(self, samples: int, prefer: str | None = None) -> _Use | None:
         """The preferred engine if it has room, else the least busy one with room; one that is

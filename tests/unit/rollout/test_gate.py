@@ -154,10 +154,12 @@ def test_everybody_who_waits_gets_a_turn_and_the_room_is_never_exceeded():
             async with gate.engine(samples, SOON_S, continues=i % 17 == 0) as client:
                 inside = used[client.url]
                 inside.append(samples)
-                assert sum(inside) <= 8 or len(inside) == 1
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                inside.remove(samples)
+                try:
+                    assert sum(inside) <= 8 or len(inside) == 1
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                finally:
+                    inside.remove(samples)
             served.append(i)
 
         tasks = [
@@ -169,7 +171,12 @@ def test_everybody_who_waits_gets_a_turn_and_the_room_is_never_exceeded():
             for _ in range(rng.randrange(3)):
                 await asyncio.sleep(0)
             tasks[i].cancel()
-        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), SOON_S)
+        done, late = await asyncio.wait(tasks, timeout=SOON_S)
+        assert not late
+        for task in done:
+            if not task.cancelled():
+                task.result()  # what failed is raised here
+        assert used == {"a": [], "b": []}
         assert set(served) >= set(range(300)) - set(lost)
 
     run(scenario)
@@ -188,18 +195,52 @@ def test_one_that_gives_up_when_it_may_go_lets_the_next_go():
                 if until is not None:
                     await until.wait()
 
-        first = asyncio.create_task(request("first", leave))
+        async def leaves_and_cancels() -> None:
+            await request("first", leave)
+            second.cancel()  # it may go now, and has not gone yet
+
+        first = asyncio.create_task(leaves_and_cancels())
         await settle()
         second, third = (asyncio.create_task(request(name)) for name in ("second", "third"))
         await settle()
         leave.set()
-        while not first.done():
-            await asyncio.sleep(0)
-        second.cancel()  # it has been woken, and has not gone yet
-        await asyncio.wait_for(third, SOON_S / 3)
-        assert entered == ["first", "third"]
+        await asyncio.wait_for(asyncio.gather(first, third), SOON_S)
+        assert second.cancelled() and entered == ["first", "third"]
+        async with gate.engine(1, SOON_S):
+            pass  # no room was lost
 
     run(scenario, room=1)
+
+
+def test_one_that_needs_more_room_than_there_is_holds_up_no_smaller_one():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        await gate.open()
+        order: list[str] = []
+
+        async def request(name: str, samples: int, until: asyncio.Event) -> None:
+            async with gate.engine(samples, SOON_S):
+                order.append(name)
+                await until.wait()
+
+        stays, leaves, ends = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        ends.set()
+        tasks = []
+        for name, samples, until in [
+            ("stays", 6, stays), ("leaves", 2, leaves), ("large", 4, ends), ("small", 1, ends),
+            ("small too", 1, ends),
+        ]:  # fmt: skip
+            tasks.append(asyncio.create_task(request(name, samples, until)))
+            await settle()
+        assert order == ["stays", "leaves"]
+        leaves.set()
+        await asyncio.wait_for(asyncio.gather(tasks[3], tasks[4]), SOON_S)
+        assert order == ["stays", "leaves", "small", "small too"], "2 fit beside 6, 4 do not"
+        stays.set()
+        await asyncio.wait_for(asyncio.gather(*tasks), SOON_S)
+        assert order[-1] == "large"
+
+    run(scenario)
 
 
 def test_continuations_go_before_new_requests():
