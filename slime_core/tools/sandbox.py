@@ -115,7 +115,7 @@ async def run_python_async(code: str, stdin: str = "", limits: Limits | None = N
         await asyncio.gather(work, return_exceptions=True)
         raise
     finally:
-        box.end()
+        await asyncio.to_thread(box.end)  # it may have to wait for the kernel
 
 
 def require_sandbox() -> None:
@@ -161,6 +161,7 @@ class _Box:
             raise ConfigError(str(_problem()))
         self._limits = limits
         self._seen: psutil.Process | None = None
+        self._gone: Deadline | None = None
         self._ends_s = time.monotonic() + limits.time_s
         code_fd, stdin_fd = _in_memory(code.encode()), _in_memory(stdin.encode())
         filter_fd = _in_memory(one_process_filter(platform.machine()))
@@ -208,8 +209,9 @@ class _Box:
         self._process.kill()
 
     def _await_end(self) -> None:
+        self._gone = self._gone or Deadline("bubblewrap to end", END_S)  # once, not at every call
         try:
-            self._process.wait(END_S)
+            self._process.wait(self._gone.remaining_s)
         except subprocess.TimeoutExpired as error:
             raise DeadlineError(
                 f"bubblewrap (process {self._process.pid}) has not ended {END_S:g} s after its "
@@ -218,15 +220,17 @@ class _Box:
 
     def end(self) -> None:
         """Leaves nothing open and nothing running."""
-        if self._process.poll() is None:
-            self.kill()
-        self._await_end()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
-        if self._status >= 0:
-            os.close(self._status)
-            self._status = -1
+        try:
+            if self._process.poll() is None:
+                self.kill()
+            self._await_end()
+        finally:
+            for pipe in (self._process.stdout, self._process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            if self._status >= 0:
+                os.close(self._status)
+                self._status = -1
 
     def _read(self) -> tuple[list[bytearray], str | None]:
         """Both outputs, and the limit that they or the time reached."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -155,6 +156,28 @@ def test_a_cancelled_run_ends_its_program_however_far_it_has_come(wanted):
 
 
 @boxed
+def test_clearing_away_after_a_program_does_not_hold_the_loop(monkeypatch):
+    begun, go_on, waited = threading.Event(), threading.Event(), []
+    end = sandbox._Box.end
+
+    def slow(box):
+        begun.set()
+        waited.append(go_on.wait(20))
+        end(box)
+
+    monkeypatch.setattr(sandbox._Box, "end", slow)
+
+    async def body():
+        task = asyncio.create_task(run_python_async("print(1)"))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        go_on.set()
+        return await task
+
+    assert asyncio.run(body()).stdout == "1\n" and waited == [True]
+
+
+@boxed
 def test_the_python_tool_answers_with_what_was_printed():
     tools = load_tools(["python"])
     assert list(tools["python"].parameters["properties"]) == ["code"]
@@ -194,7 +217,12 @@ def test_a_bubblewrap_that_cannot_work_says_why(monkeypatch, tmp_path):
 @boxed
 @pytest.mark.parametrize("what", ["threads", "files"])
 def test_where_a_limit_cannot_be_counted_there_is_no_sandbox(monkeypatch, what):
-    monkeypatch.setattr(sandbox, "PROBE_S", 2.0)
+    programs = {  # which end by themselves, so that no time is waited for
+        "threads": "import threading as t, time\nfor _ in range(9): "
+                   "t.Thread(target=time.sleep, args=(0.5,)).start()",
+        "files": "for n in range(20): open(f'/tmp/{n}', 'w')",
+    }  # fmt: skip
+    monkeypatch.setattr(sandbox, "TOO_MANY", {what: programs[what]})
     if what == "threads":
         monkeypatch.setattr(psutil.Process, "children", lambda self: [])
     else:
