@@ -224,6 +224,8 @@ class CustomSource:
                 return self._class(self._dataset, self._args)
             return self._class(self._args)
 
+        if self._dataset is not None:
+            self._dataset.shuffle(0)  # as it is in a process that begins
         with dataset_at_hand(self._dataset):
             self._source = self._guarded("made", make)
         self._state = SourceState(self._source, self._path)

@@ -46,6 +46,8 @@ class SourceState:
         self._name = name
         self._own = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self.unsaved: list[str] = []
+        self._datasets = [n for n, one in vars(source).items() if isinstance(one, Dataset)] if (
+            not self._own) else []  # fmt: skip
         self._first = {} if self._own else self._marks()
 
     def save(self) -> dict[str, Any] | None:
@@ -97,7 +99,10 @@ class SourceState:
         found = {}
         for name, value in vars(self._source).items():
             if isinstance(value, Dataset):  # its rows stay, its order is of a pass
-                found[name] = to_json({PASS: value.at_pass}, name)
+                if name in self._datasets:
+                    found[name] = to_json({PASS: value.at_pass}, name)
+                else:  # a new source does not have it, so there is nothing to put the pass into
+                    self.unsaved.append(name)
                 continue
             if name in GIVEN or isinstance(value, _CONSTANT):
                 continue

@@ -119,6 +119,21 @@ class Whole(DataSource):
                 for one in found]
 """
 
+LAZY = (
+    WHOLE
+    + """
+class Lazy(Whole):
+    # opens its file when it is first asked
+    def __init__(self, args):
+        self.args, self.dataset = args, None
+
+    def get_samples(self, num_samples):
+        if self.dataset is None:
+            super().__init__(self.args)
+        return super().get_samples(num_samples)
+"""
+)
+
 BUFFERED = """
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 
@@ -174,7 +189,8 @@ def test_flat_lists_of_the_dataset_form_become_groups(tmp_path, args, dataset):
 
 @pytest.mark.parametrize(("text", "name"), [(GROUPS, "Backwards"), (FLAT, "Picked"),
                                             (BARE, "Numbers"), (STATED, "Counter"),
-                                            (WHOLE, "Whole"), (BUFFERED, "Buffered")])  # fmt: skip
+                                            (WHOLE, "Whole"), (BUFFERED, "Buffered"),
+                                            (LAZY, "Lazy")])  # fmt: skip
 def test_a_new_owner_draws_what_would_have_come(tmp_path, args, dataset, text, name):
     def log_of(folder: str) -> DrawLog:
         source = source_of(tmp_path, text, name, args, dataset)
