@@ -42,6 +42,7 @@ class Connections:
         self._keepalive_s = keepalive_s
         self._urls: dict[str, URL] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def call(self, method: str, path: str, content: bytes | None) -> tuple[int, bytes]:
         """Status and whole body of an answer.
@@ -69,11 +70,15 @@ class Connections:
             self.in_flight -= 1
 
     async def close(self) -> None:
+        """Ends all connections, for good: a call that comes later raises BROKEN."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     def _opened(self) -> aiohttp.ClientSession:
+        if self._closed:  # else its connections would stay open behind the caller's back
+            raise aiohttp.ClientConnectionError(f"the client of {self._url} was closed")
         if self._session is None:
             options: Mapping[str, Any] = {
                 "timeout": aiohttp.ClientTimeout(total=None, sock_connect=None),

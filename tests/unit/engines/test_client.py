@@ -112,6 +112,19 @@ def test_a_post_that_may_have_arrived_is_not_sent_again():
     asyncio.run(main())
 
 
+def test_a_closed_client_opens_nothing_any_more():
+    async def main() -> None:
+        async with server(answering(200, b"{}")) as url:
+            async with EngineClient(url) as client:
+                await client.resume()
+            for call in (client.resume(), client.generate(GenerateRequest([1]))):
+                with pytest.raises(EngineUnreachableError, match="was closed"):
+                    await call
+            assert await client.health() is False
+
+    asyncio.run(main())
+
+
 def test_a_silent_engine_meets_the_deadline():
     async def main() -> None:
         async with (
