@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
 
 import orjson
@@ -138,7 +138,8 @@ class Gateway:
         self._note(request)
         model = str(body.get("model") or self._model)
         repeated = http.headers.get(RETRIES, "0") not in ("", "0")
-        turn = asyncio.ensure_future(session.complete(request, model, repeated))
+        task = session.begin(request, model, repeated)
+        turn = asyncio.ensure_future(session.answer_of(task))
         turn.add_done_callback(lambda done: done.cancelled() or done.exception())  # told below
         gone = asyncio.ensure_future(http.receive())  # behind the body comes only the end
         # What fails soon fails with its status; later only an event is left to say so.
@@ -148,14 +149,14 @@ class Gateway:
             await asyncio.wait({turn, gone}, timeout=patience_s, return_when=first)
         finally:
             gone.cancel()
+        if gone.done():  # first: an answer that came meanwhile reaches nobody
+            session.unheard(request, task)
+            return Response(status_code=CLIENT_GONE)
         if turn.done():
             answer = turn.result()
             if not request.stream:
                 return _json(completion(answer, request.logprobs))
-        elif gone.done():
-            session.unheard(request)
-            return Response(status_code=CLIENT_GONE)
-        body = _streamed(turn, request, session)
+        body = _streamed(turn, request, lambda: session.unheard(request, task))
         return StreamingResponse(body, media_type="text/event-stream")
 
     def _session_of(self, http: Request) -> Session:
@@ -184,7 +185,7 @@ class Gateway:
 
 
 async def _streamed(
-    turn: asyncio.Future[Answer], request: ChatRequest, session: Session
+    turn: asyncio.Future[Answer], request: ChatRequest, lost: Callable[[], None]
 ) -> AsyncIterator[bytes]:
     heard = False
     try:
@@ -196,7 +197,7 @@ async def _streamed(
         heard = True
     finally:
         if not heard:
-            session.unheard(request)
+            lost()
 
 
 async def _pieces(turn: asyncio.Future[Answer], request: ChatRequest) -> AsyncIterator[bytes]:

@@ -53,7 +53,7 @@ class Session:
         self._last_text = ""
         self._tasks: dict[str, asyncio.Task[Answer]] = {}
         self._all_tasks: set[asyncio.Task[Answer]] = set()
-        self._unheard: set[str] = set()
+        self._unheard: dict[str, list[asyncio.Task[Answer]]] = {}
         self._closed = False
         name = f"sessions of {sample.describe()}"
         self._ordinal = runtime.notes.get(name, 0)
@@ -77,15 +77,33 @@ class Session:
         Raises:
             ApiError: the turn cannot be.
         """
+        return await self.answer_of(self.begin(request, model, repeated))
+
+    def begin(self, request: ChatRequest, model: str, repeated: bool) -> asyncio.Task[Answer]:
+        """The turn of a request: a new one, or one whose answer nobody heard.
+
+        Raises:
+            ApiError: the session is closed.
+        """
         if self._closed:
             raise ApiError(401, "this session is closed", code="invalid_api_key")
         name = request.digest()
-        task = self._tasks.get(name) if repeated or name in self._unheard else None
-        self._unheard.discard(name)
+        lost = self._unheard.pop(name, [])
+        task = lost.pop(0) if lost else self._tasks.get(name) if repeated else None
+        if lost:
+            self._unheard[name] = lost
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             task = asyncio.create_task(self._turn(request, model), name="a turn of an agent")
             self._tasks[name] = task
             self._all_tasks.add(task)
+        return task
+
+    async def answer_of(self, task: asyncio.Task[Answer]) -> Answer:
+        """Waits for a turn, which goes on when the waiting ends.
+
+        Raises:
+            ApiError: the turn cannot be.
+        """
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -93,10 +111,10 @@ class Session:
                 raise ApiError(503, "the session was closed") from None
             raise
 
-    def unheard(self, request: ChatRequest) -> None:
-        """The client went away before it had the answer; if it asks the same again it gets that
-        one, since what nobody heard must not be trained beside what was heard."""
-        self._unheard.add(request.digest())
+    def unheard(self, request: ChatRequest, task: asyncio.Task[Answer]) -> None:
+        """The client went away before it had the answer of this turn; if it asks the same again it
+        gets that one, since what nobody heard must not be trained beside what was heard."""
+        self._unheard.setdefault(request.digest(), []).append(task)
 
     async def close(self) -> None:
         """Ends what is under way; the key is of no use any more."""
@@ -225,6 +243,9 @@ class Session:
         before, pieces = len(sample.tokens), []
         while True:
             left = self._runtime.sampling.left(sample)
+            whole = self._params.get("max_new_tokens")
+            if whole is not None:  # over all turns of the row
+                left = min(left, whole - sample.response_length)
             if request.max_tokens is not None:
                 left = min(left, request.max_tokens - (len(sample.tokens) - before))
             if left < 1 and not pieces:
@@ -254,7 +275,6 @@ class Session:
         if self._ordinal or branch.number:  # branches of one length are different answers
             seed = derive_seed(seed, "branch", self._ordinal, branch.number)
         stop = [*(self._params.get("stop") or []), *request.stop]
-        left = min(left, self._params.get("max_new_tokens", left))
         return {**own, **self._params, "stop": stop or None, "max_new_tokens": max(left, 0),
                 "sampling_seed": seed}  # fmt: skip
 

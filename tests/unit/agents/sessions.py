@@ -36,11 +36,13 @@ def runtime(script: Any, limit: int = 500, tokenizer: Any = None, **changes: Any
     )  # fmt: skip
 
 
-async def opened(there: Runtime, log: Notebook | None = None, index: int = 0) -> Session:
+async def opened(
+    there: Runtime, log: Notebook | None = None, index: int = 0, **params: Any
+) -> Session:
     if log is not None:
         there.turn_log = lambda sample, ordinal: log  # type: ignore[return-value,assignment]
     sample = Sample(group_index=0, index=index, prompt="q", tokens=[1], metadata={"from": "row"})
-    session = Session(there, sample, {"temperature": 1.0})
+    session = Session(there, sample, {"temperature": 1.0, **params})
     await session.open()
     return session
 

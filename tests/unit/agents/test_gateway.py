@@ -1,6 +1,7 @@
 """The gateway over real HTTP with OpenAI's own client; the engine is scripted."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from starlette.requests import Request
 
 from slime_core.agents import gateway as module
 from slime_core.agents.gateway import Gateway
@@ -154,7 +156,7 @@ def test_an_answer_that_nobody_heard_is_given_to_who_asks_again(monkeypatch, str
         ask = {"model": "m", "messages": USER, "stream": stream}
         left = asyncio.Event()
         unheard = at.session.unheard
-        at.session.unheard = lambda request: (unheard(request), left.set())
+        at.session.unheard = lambda *given: (unheard(*given), left.set())
         url, head = f"{at.base_url}/chat/completions", {"authorization": f"Bearer {at.api_key}"}
         async with httpx.AsyncClient(headers=head) as impatient:
             first = asyncio.ensure_future(impatient.post(url, json=ask, timeout=60))
@@ -172,6 +174,28 @@ def test_an_answer_that_nobody_heard_is_given_to_who_asks_again(monkeypatch, str
     said, rows = talk(script, body)
     assert said == ["one", "two"], "asking once more after that is another try"
     assert len(rows) == 2 and len(script.bodies) == 2
+
+
+def test_an_answer_that_came_when_the_client_had_left_is_kept_for_it():
+    async def run():
+        async with served(Script("one", "two")) as (at, gateway):
+            told = [{"type": "http.request", "body": json.dumps({"messages": USER}).encode()}]
+
+            async def receive():
+                if told:
+                    return told.pop()
+                [task] = at.session._all_tasks
+                await asyncio.shield(task)  # so that both have ended when somebody looks
+                return {"type": "http.disconnect"}
+
+            scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions",
+                     "path_params": {"key": at.api_key}, "headers": []}  # fmt: skip
+            first = await gateway._complete(Request(scope, receive))
+            async with AsyncOpenAI(base_url=at.base_url, api_key=at.api_key) as client:
+                again = await client.chat.completions.create(model="m", messages=USER)
+            return first.status_code, again.choices[0].message.content, len(at.session.rows())
+
+    assert asyncio.run(run()) == (499, "one", 1)
 
 
 def test_errors_have_openais_form():

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from slime_core.agents.errors import ApiError
+from slime_core.agents.requests import parse_request
 from slime_core.agents.session import Session
 from slime_core.engines.client import EngineAnswerError
 from slime_core.errors import DeadlineError
@@ -303,3 +304,39 @@ def test_parameters_that_a_function_changes_reach_the_engine():
     asyncio.run(run())
     sent = script.bodies[0]["sampling_params"]
     assert (sent["temperature"], sent["top_k"], sent["max_new_tokens"]) == (0.25, 3, 7)
+
+
+def test_a_length_limit_of_ones_own_counts_over_all_turns():
+    script = Script("four", "yes", "more")
+
+    async def run():
+        session = await opened(runtime(script), max_new_tokens=40)
+        first = (await say(session, ("user", "2+2?"))).message
+        talk = [("user", "2+2?"), first, ("user", "sure?")]
+        second = (await say(session, *talk)).message
+        with pytest.raises(ApiError, match="length limit"):
+            await say(session, *talk, second, ("user", "and then?"))
+        [row] = session.rows()
+        await session.close()
+        return row
+
+    row = asyncio.run(run())
+    bridge = len("\n[user]sure?~\n[assistant]")
+    limits = [body["sampling_params"]["max_new_tokens"] for body in script.bodies]
+    assert limits == [40, 40 - 5 - bridge]
+    assert row.response_length == 5 + bridge + 4 < 40
+
+
+def test_of_two_equal_requests_the_one_that_nobody_heard_is_given_again():
+    async def run():
+        session = await opened(runtime(Script("one", "two", "three")))
+        request = parse_request({"messages": [{"role": "user", "content": "hi"}]})
+        first, second = (session.begin(request, "m", False) for _ in range(2))
+        said = [(await session.answer_of(task)).message["content"] for task in (first, second)]
+        session.unheard(request, first)
+        again = [(await session.complete(request, "m", False)).message["content"] for _ in "ab"]
+        await session.close()
+        return said, again
+
+    said, again = asyncio.run(run())
+    assert sorted(said) == ["one", "two"] and again == [said[0], "three"]
