@@ -15,6 +15,7 @@ from slime_core.plugins.threads import in_thread
 from slime_core.plugins.user_code import no_exit, raised
 from slime_core.refs import digest_of
 from slime_core.rollout.multiturn import attach_conversations
+from slime_core.rollout.outcome import refuse_form
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample, Status
 from slime_core.store.parts import rollout_positions
@@ -23,6 +24,9 @@ from slime_core.waits import Patience, place, together
 GENERATE_NAMES = ("custom_generate", "generate")
 PER_SAMPLE = ("args", "sample", "sampling_params")
 PER_LIST = ("args", "samples")
+BEGUN = "response lengths at first"
+"""By index, in a rollout's notes: what samples had before their function was called, which the
+length limit that it is handed does not hold any more."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class GenerateFunction:
             DeadlineError: it took longer than its deadline.
         """
         runtime.notes["samples"] = list(samples)
+        runtime.notes[BEGUN] = {sample.index: sample.response_length for sample in samples}
         lists = [sample.prompt for sample in samples if isinstance(sample.prompt, list)]
         chats = [(prompt, copy.deepcopy(prompt)) for prompt in lists]
         with runtime.active():
@@ -142,9 +147,10 @@ def complete(row: Sample, runtime: Runtime, path: str) -> None:
     """Fills in what functions may leave out, and refuses what cannot be trained.
 
     Raises:
-        PluginError: a response without tokens.
+        PluginError: a response without tokens, or tokens that are no list.
         DataError: per-token values of another length.
     """
+    refuse_form(row, path)
     if row.response and not row.response_length and row.status is not Status.FAILED:
         raise PluginError(
             f"{path}: {row.describe()} has a response without tokens; use "

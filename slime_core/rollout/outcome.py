@@ -14,6 +14,8 @@ from slime_core.sample import Sample, Status
 from slime_core.store.codec import encode_samples
 from slime_core.store.parts import DROPPED, KEPT
 
+PER_TOKEN = ("tokens", "loss_mask", "rollout_log_probs")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -46,8 +48,32 @@ def refuse_misshapen(row: Sample, vocab_size: int | None, path: str) -> None:
     Raises:
         PluginError: the row can be neither graded nor trained; says why.
     """
+    refuse_form(row, path)
     if problem := _misshapen(row, vocab_size):
         raise PluginError(f"{path} left {row.describe()} so that {problem}")
+
+
+def refuse_form(row: Sample, path: str) -> None:
+    """Before anything is counted or added.
+
+    Raises:
+        PluginError: tokens or what belongs to them are no lists, or response_length is no count.
+    """
+    if problem := _wrong_form(row):
+        raise PluginError(f"{path} left {row.describe()} so that {problem}")
+
+
+def _wrong_form(row: Sample) -> str | None:
+    count = row.response_length
+    if not isinstance(count, (int, np.integer)) or count < 0:
+        return f"its response_length is {count!r:.40}, no count of tokens"
+    for name in PER_TOKEN:
+        value = getattr(row, name)
+        if value is None and name != "tokens":
+            continue
+        if not isinstance(value, (list, tuple)) and np.ndim(value) != 1:
+            return f"its {name} is {value!r:.40}, no list"
+    return None
 
 
 def _misshapen(row: Sample, vocab_size: int | None) -> str | None:
@@ -69,6 +95,13 @@ def _misshapen(row: Sample, vocab_size: int | None) -> str | None:
         return f"it has the token {unknown[0]}; the model knows those {known}"
     if not np.isfinite(values).all():
         return "its rollout_log_probs are not all finite"
+    mask = () if row.loss_mask is None else row.loss_mask
+    others = [one for one in mask if one not in (0, 1)]
+    if others:
+        return (
+            f"its loss_mask holds {others[0]!r:.40}; 1 stands for a token that is trained, 0 for "
+            "one that is not"
+        )
     return None
 
 

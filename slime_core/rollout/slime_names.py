@@ -14,13 +14,20 @@ from slime_core.errors import DeadlineError, EngineError, PluginError
 from slime_core.plugins.upstream_args import ROUTER_HOST
 from slime_core.rewards.result import Score, ScoreResult
 from slime_core.rollout import generate as generation
-from slime_core.rollout.custom import load_generate
+from slime_core.rollout.custom import BEGUN, load_generate
 from slime_core.rollout.runtime import current
 from slime_core.sample import Sample, Status
 
 RolloutBatch = dict[str, list]
 HTTP_TIMEOUT_S = 600.0
 HTTP_PAUSE_S = 1.0
+OF_ANSWERS = (
+    "tokens", "response", "response_length", "reward", "loss_mask", "weight_versions", "spans",
+    "rollout_id", "rollout_log_probs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets",
+    "rollout_routed_experts", "teacher_log_probs", "remove_sample", "status",
+    "non_generation_time", "spec_info", "prefix_cache_info",
+)  # fmt: skip
+"""What of a sample is made when it is answered."""
 CONCURRENT_REQUESTS = 4096  # the gate before the engines holds the real limit
 
 
@@ -128,14 +135,19 @@ def init_http_client(args: Any = None) -> None:
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
-    """One sample, token in and token out, with what it has so far as its beginning."""
+    """One sample, token in and token out, with what it has so far as its beginning.
+
+    Args:
+        sampling_params: `max_new_tokens` counts over all calls for the sample.
+    """
     runtime = current()
     params = dict(sampling_params)
     limit = params.pop("max_new_tokens", None)
     seed = params.pop("sampling_seed", None)
     generation.tokenize_prompt(sample, runtime.tokenizer, chat=True)
-    total = runtime.sampling.max_response_tokens if limit is None else (
-        limit + sample.response_length)  # fmt: skip
+    total = runtime.sampling.max_response_tokens
+    if limit is not None:  # over the whole response, as in slime, whatever was there at first
+        total = min(total, limit + runtime.notes.get(BEGUN, {}).get(sample.index, 0))
     sampling = replace(runtime.sampling, params=params, max_response_tokens=total)
     seed_of = runtime.seed_of if seed is None else lambda _: seed
     await runtime.at_home(
@@ -182,12 +194,11 @@ async def _answered(args: Any, sample: Sample, sampling_params: dict[str, Any]) 
 
 
 def begin_again(sample: Sample) -> Sample:
-    """A sample as it was drawn, to be answered from its prompt on."""
-    return Sample(
-        group_index=sample.group_index, index=sample.index, prompt=sample.prompt,
-        tokens=list(sample.tokens[: sample.prompt_length]), label=sample.label,
-        metadata=sample.metadata, attempt=sample.attempt, status=Status.ABORTED,
-    )  # fmt: skip
+    """A sample as it was drawn, to be answered from its prompt on: all that no answer gave it."""
+    drawn = Sample.from_dict({n: v for n, v in sample.to_dict().items() if n not in OF_ANSWERS})
+    drawn.tokens = list(sample.tokens[: sample.prompt_length])
+    drawn.status = Status.ABORTED
+    return drawn
 
 
 async def async_rm(args: Any, sample: Sample, **kwargs: Any) -> Any:

@@ -57,6 +57,14 @@ async def negative_alone(args, sample, params): return last(fill(sample, respons
 async def unknown(args, sample, params): return last(fill(sample), 1000)
 async def text_token(args, sample, params): return last(fill(sample), "A")
 async def no_prompt(args, sample, params): return fill(sample, tokens=[65, 66, 67])
+async def no_tokens(args, sample, params): return fill(sample, tokens=None)
+async def nothing(args, sample, params):
+    sample.tokens = None
+    return sample
+async def no_length(args, sample, params): return fill(sample, response_length=None)
+async def text_mask(args, sample, params): return fill(sample, loss_mask="111")
+async def half_mask(args, sample, params): return fill(sample, loss_mask=[1, 0.5, 1])
+async def none_mask(args, sample, params): return fill(sample, loss_mask=[1, None, 1])
 async def spans(args, sample, params): return fill(sample, spans=[(0, 5, "x")])
 async def text_reward(args, sample, params): return fill(sample, reward="1")
 async def array_reward(args, sample, params): return fill(sample, reward=np.array([0.5]))
@@ -127,6 +135,15 @@ def test_what_can_be_understood_is_taken_and_filled_in(path, name, rewards):
         ("unknown", "it has the token 1000; the model knows those from 0 to 99"),
         ("text_token", "its tokens or log-probs are no numbers"),
         ("no_prompt", "its tokens hold the response alone; the prompt's tokens come first"),
+        (
+            "no_tokens",
+            "no_tokens left sample 6 of group 3 so that its tokens is None, no list",
+        ),
+        ("nothing", "its tokens is None, no list"),
+        ("no_length", "its response_length is None, no count of tokens"),
+        ("text_mask", "its loss_mask is '111', no list"),
+        ("half_mask", "its loss_mask holds 0.5; 1 stands for a token that is trained"),
+        ("none_mask", "its loss_mask holds None; 1 stands for a token that is trained"),
         ("spans", "in a form of its own: 'tuple' object has no attribute 'length'"),
     ],
 )
