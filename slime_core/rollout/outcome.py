@@ -71,7 +71,7 @@ def _wrong_form(row: Sample) -> str | None:
         value = getattr(row, name)
         if value is None and name != "tokens":
             continue
-        if not isinstance(value, (list, tuple)) and np.ndim(value) != 1:
+        if not isinstance(value, (list, tuple)) and getattr(value, "ndim", 0) != 1:
             return f"its {name} is {value!r:.40}, no list"
     return None
 
