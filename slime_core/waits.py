@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TypeVar
@@ -139,6 +141,22 @@ async def together(awaitables: Iterable[Awaitable[T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def beside(name: str, work: Callable[[], T]) -> T:
+    """The result of work in a thread of its own. Unlike with `asyncio.to_thread`, neither the loop
+    nor the process waits at its end for work that nobody waits for any more."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from now on a cancel only ends the waiting
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # it is raised where the work is awaited
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def poll(name: str, seconds: float, ready: Callable[[], T | None], interval_s: float = 0.05) -> T:

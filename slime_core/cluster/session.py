@@ -30,10 +30,9 @@ from slime_core.cluster.trainer_settings import model_facts, trainer_settings, t
 from slime_core.config.fields import identity_digest
 from slime_core.config.tree import RunConfig
 from slime_core.engines.client import EngineClient
-from slime_core.errors import AwayError
 from slime_core.rollout.settings import RolloutSettings
 from slime_core.run.context import RunContext
-from slime_core.run.epoch import Lease
+from slime_core.run.epoch import Lease, give_back
 from slime_core.run.identity import record_run
 from slime_core.run.logs import log_to_file
 from slime_core.run.paths import RunPaths, store_url
@@ -51,7 +50,10 @@ from slime_core.weights.sync.transports.tensor import TensorTransport
 
 log = logging.getLogger(__name__)
 TRACKER_TIMEOUT_S = 30.0
-TRACKER_TIMEOUT_OF_A_STOP_S = 4.0  # a stop is to end within nine seconds; the outbox keeps the rest
+LEASE_TIMEOUT_S = 30.0
+# A stop is to end within nine seconds. The outbox keeps the rest, and a lease runs out by itself.
+TRACKER_TIMEOUT_OF_A_STOP_S = 4.0
+LEASE_TIMEOUT_OF_A_STOP_S = 2.0
 WEIGHTS_TIMEOUT_S = 1800.0
 T = TypeVar("T")
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -182,29 +184,20 @@ class Session:
         left: list[str] = []
         async with AsyncExitStack() as later:  # the last pushed comes first; all are tried
             later.callback(self._stop_logging)
+            stop = reason == "interrupted"
             if self.lease is not None:
-                later.push_async_callback(asyncio.to_thread, self._give_lease_back)
+                limit_s = LEASE_TIMEOUT_OF_A_STOP_S if stop else LEASE_TIMEOUT_S
+                later.push_async_callback(give_back, self.lease, limit_s)
             later.callback(self._ray.stop)
             later.push_async_callback(self.engines.close)
             later.callback(self.trainer.close)
             later.callback(self.rollout.stop)
             if self.outbox is not None:
-                sends_weights = self.config.tracking.mlflow_log_final_weights
-                limit_s = (
-                    WEIGHTS_TIMEOUT_S
-                    if sends_weights and reason == "finished"
-                    else TRACKER_TIMEOUT_S
-                )
+                limit_s = TRACKER_TIMEOUT_OF_A_STOP_S if stop else TRACKER_TIMEOUT_S
+                if self.config.tracking.mlflow_log_final_weights and reason == "finished":
+                    limit_s = WEIGHTS_TIMEOUT_S
                 left = await asyncio.to_thread(self.outbox.close, STATUS[reason], limit_s)
         return left
-
-    def _give_lease_back(self) -> None:
-        """Where the store is away the next start finds out by itself that this process is gone."""
-        assert self.lease is not None
-        try:
-            self.lease.release()
-        except AwayError as error:
-            log.warning("the lease of epoch %d was not given back: %s", self.lease.epoch, error)
 
     def _start_processes(self) -> None:
         _empty(self.paths.weights)

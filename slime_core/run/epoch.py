@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from slime_core.errors import LostRaceError, StaleOwnerError, StoreError
+from slime_core.errors import AwayError, DeadlineError, LostRaceError, StaleOwnerError, StoreError
 from slime_core.run.process import ProcessIdentity, own_identity
 from slime_core.store import layout
 from slime_core.store.backend import Backend, Entry
 from slime_core.store.documents import put_document, read_document
 from slime_core.store.probe import check_create_only
-from slime_core.waits import Deadline
+from slime_core.waits import Deadline, beside, within
 
 log = logging.getLogger(__name__)
 BEATS_PER_TTL = 4
@@ -183,6 +183,16 @@ class Lease:
                 log.log(
                     level, "the alive mark of epoch %d was not refreshed: %s", self.epoch, error
                 )
+
+
+async def give_back(lease: Lease, limit_s: float) -> None:
+    """Releases a lease. Where the store does not take that in time, the next start finds out by
+    itself that this process is gone."""
+    giving = beside("give the lease back", lease.release)
+    try:
+        await within("the lease to be given back", limit_s, giving)
+    except (AwayError, DeadlineError) as error:
+        log.warning("the lease of epoch %d was not given back: %s", lease.epoch, error)
 
 
 def owner_of(backend: Backend, epoch: int) -> tuple[ProcessIdentity, float]:

@@ -20,8 +20,8 @@ from typing import TypeVar
 from slime_core.errors import AwayError, UnavailableError
 from slime_core.run.process import ProcessIdentity, own_identity
 from slime_core.store.backend import open_backend
-from slime_core.store.probe import check_usable
-from slime_core.waits import Deadline
+from slime_core.store.probe import check_room, check_usable
+from slime_core.waits import Deadline, beside
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -85,7 +85,10 @@ class Patience:
         self._note = local / FILE
         self._longest_s = longest_s
         self._tell = tell
-        self._note.write_bytes(b" " * ROOM_BYTES)
+        try:
+            self._note.write_bytes(b" " * ROOM_BYTES)
+        except OSError as error:
+            log.warning("`slime status` will not tell of a pause: %s", error)
 
     async def bear(self, doing: str, work: Callable[[], Awaitable[T]]) -> T:
         """The result of work that may be done again.
@@ -120,7 +123,7 @@ class Patience:
                     raise UnavailableError(self._gave_up(cause)) from error
                 await asyncio.sleep(wait_s)
                 try:
-                    await asyncio.to_thread(self._probe)
+                    await beside("probe the store", self._probe)
                     break
                 except AwayError as still:
                     log.info("still paused: %s", still)
@@ -129,6 +132,7 @@ class Patience:
         return waits
 
     def _probe(self) -> None:
+        check_room(self._note.parent)  # the workspace's disk may be the one that is full
         check_usable(open_backend(self._url, patience_s=PROBE_PATIENCE_S))
 
     def _gave_up(self, cause: str) -> str:

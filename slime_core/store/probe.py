@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 from slime_core.errors import LostRaceError, StoreError
 from slime_core.store import layout
 from slime_core.store.backend import Backend
+from slime_core.store.file_errors import trouble
 
 PROBE_BYTES = 2**20
 """Enough to find a disk that is as good as full."""
@@ -57,3 +60,19 @@ def check_usable(backend: Backend) -> None:
             raise StoreError(f"{backend.url}/{key} holds something else than was just written")
     finally:
         backend.delete(key)
+
+
+def check_room(folder: Path) -> None:
+    """Writes a file into a folder of this machine and removes it.
+
+    Raises:
+        AwayError: the disk is full, or does not answer.
+    """
+    path = folder / f"probe-{uuid.uuid4().hex}"
+    try:
+        path.write_bytes(bytes(PROBE_BYTES))
+    except OSError as error:
+        raise trouble(error, path) from error
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -1,8 +1,10 @@
 """A run waits for a store that is away, says so, and goes on or ends with a sentence."""
 
 import asyncio
+import errno
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,39 @@ def test_the_real_probe_leaves_nothing_behind(tmp_path):
     assert run.bear(FullError("no space left"), FullError("no space left")) == "done"
     assert run.calls == 3 and [p is None for p in run.told] == [False, True] * 2
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def full_disk(monkeypatch, name: str, times: int) -> list[Path]:
+    """The next writes of files whose name begins so find no space; returns what was tried."""
+    tried: list[Path] = []
+    whole = Path.write_bytes
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        if path.name.startswith(name):
+            tried.append(path)
+            if len(tried) <= times:
+                whole(path, data[:100])
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return whole(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    return tried
+
+
+def test_the_disk_of_the_workspace_is_probed_too(tmp_path, monkeypatch):
+    run = Watcher(tmp_path)
+    tried = full_disk(monkeypatch, "probe-", 2)
+    assert run.bear(FullError("no space left to write the cache")) == "done"
+    assert [path.parent for path in tried] == [run.local] * 3 and run.calls == 2
+    assert [pause is None for pause in run.told] == [False, True]
+    assert [path.name for path in run.local.iterdir()] == [FILE]
+
+
+def test_a_disk_that_is_full_at_the_start_costs_only_the_note(tmp_path, monkeypatch, caplog):
+    full_disk(monkeypatch, FILE, 1)
+    run = Watcher(tmp_path)
+    assert "will not tell of a pause" in caplog.text and paused_runs(tmp_path) == []
+    assert run.bear(FullError("no space left")) == "done"
 
 
 def test_a_store_that_stays_away_ends_the_run(tmp_path, monkeypatch):
