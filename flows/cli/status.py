@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.cli.stored import is_folder, root_url, show
+from flows.cli.stored import AWAY_PATIENCE_S, is_folder, root_url, show
 from flows.services import processes, stack
 from flows.services.runs import live_runs
 from slime_core.config.flags import FlagParser, parse
@@ -12,8 +12,6 @@ from slime_core.errors import AwayError
 from slime_core.run.pause import Pause, paused_runs
 from slime_core.run.process import ProcessIdentity
 from slime_core.store.backend import open_backend
-
-STORE_PATIENCE_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +29,7 @@ def main(arguments: list[str]) -> int:
     there = "://" in url or is_folder(Path(url))
     paused = {pause.run_id: pause for pause in paused_runs(workspace)}
     try:
-        root = open_backend(url, read_only=True, patience_s=STORE_PATIENCE_S) if there else None
+        root = open_backend(url, read_only=True, patience_s=AWAY_PATIENCE_S) if there else None
         runs = live_runs(root, url) if root is not None else []
         away = ""
     except AwayError as error:

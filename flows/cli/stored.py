@@ -18,6 +18,8 @@ from slime_core.store.backend import Backend, join_url, open_backend
 from slime_core.store.cache import NodeCache
 
 WORKSPACE = "runs"
+AWAY_PATIENCE_S = 5.0
+"""How long commands ask a store that is away which also know runs from their notes of a pause."""
 
 
 def parser(name: str, about: str | None, *, run: bool = True) -> FlagParser:
@@ -47,11 +49,14 @@ def place_flags(options: argparse.Namespace) -> str:
     return f" {shlex.join(flags)}" if flags else ""
 
 
-def open_root(options: argparse.Namespace, *, write: bool = False) -> Backend:
+def open_root(
+    options: argparse.Namespace, *, write: bool = False, patience_s: float | None = None
+) -> Backend:
     """The store of all runs; a folder that is not there is not made.
 
     Args:
         write: without it nothing is created there, so reading is enough of a right.
+        patience_s: how long a store that is away is asked again, as in `open_backend`.
     """
     url = root_url(options)
     if "://" not in url and not is_folder(Path(url)):
@@ -59,13 +64,17 @@ def open_root(options: argparse.Namespace, *, write: bool = False) -> Backend:
             f"{url} is not there, or you may not read it: give the --workspace or the --store-url "
             "of the run"
         )
-    return open_backend(url, read_only=not write)
+    return open_backend(url, read_only=not write, patience_s=patience_s)
 
 
-def open_run(options: argparse.Namespace, *, write: bool = False) -> tuple[str, NodeCache]:
+def open_run(
+    options: argparse.Namespace, *, write: bool = False, patience_s: float | None = None
+) -> tuple[str, NodeCache]:
     """The chosen run's id and its store, read through this node's cache where that can be kept."""
-    run_id = find_run(open_root(options, write=write), options.run)
-    backend = open_backend(join_url(root_url(options), run_id), read_only=not write)
+    root = open_root(options, write=write, patience_s=patience_s)
+    run_id = find_run(root, options.run)
+    url = join_url(root_url(options), run_id)
+    backend = open_backend(url, read_only=not write, patience_s=patience_s)
     folder = RunPaths(Path(options.workspace).absolute(), run_id).cache
     return run_id, NodeCache(backend, folder if _can_be_kept(folder) else None)
 

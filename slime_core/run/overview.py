@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from slime_core.errors import ConfigError, SlimeError
+from slime_core.errors import ConfigError, SlimeError, UnavailableError
 from slime_core.near import nearest
 from slime_core.run.epoch import newest_epoch, owner_of
 from slime_core.run.identity import begun, iterations_done, list_runs, planned_iterations
@@ -49,14 +49,18 @@ class RunOverview:
         return asdict(self)
 
 
-def overview(root: Backend, url: str) -> list[RunOverview]:
+def overview(root: Backend, url: str, patience_s: float | None = None) -> list[RunOverview]:
     """All runs below a store's root, the oldest first. Nothing is written, so the ages are those
     of this machine's clock.
 
     Args:
         url: of the root.
+        patience_s: how long a store that is away is asked again, as in `open_backend`.
+
+    Raises:
+        UnavailableError: the store went away.
     """
-    return [_look(root, url, run.body, time.time()) for run in list_runs(root)]
+    return [_look(root, url, run.body, time.time(), patience_s) for run in list_runs(root)]
 
 
 RUNS = pa.schema(
@@ -111,10 +115,12 @@ def find_run(root: Backend, wanted: str) -> str:
     raise ConfigError(f"run {wanted} is not in {root.url}: {hint}")
 
 
-def _look(root: Backend, url: str, body: dict[str, Any], now_s: float) -> RunOverview:
+def _look(
+    root: Backend, url: str, body: dict[str, Any], now_s: float, patience_s: float | None = None
+) -> RunOverview:
     run_id = body["run_id"]
     where = f"{url.rstrip('/')}/{run_id}"
-    run = open_backend(where, read_only=True)
+    run = open_backend(where, read_only=True, patience_s=patience_s)
     entries = run.list(layout.ITERATIONS) + run.list(layout.EPOCHS) + run.list(layout.DRAWS)
     age_s = max(0.0, now_s - max((entry.modified_s for entry in entries), default=now_s))
     note = f"fork of {body['fork']['run_id']}@{body['fork']['at']}" if body.get("fork") else ""
@@ -125,6 +131,8 @@ def _look(root: Backend, url: str, body: dict[str, Any], now_s: float) -> RunOve
         if state != "running" and not begun(root, run_id):
             state = "not started"
         return RunOverview(run_id, state, done, planned, _reward(run), age_s, where, note)
+    except UnavailableError:
+        raise
     except SlimeError as error:
         return RunOverview(run_id, "damaged", 0, None, None, age_s, where, str(error))
 

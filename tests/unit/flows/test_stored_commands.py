@@ -49,12 +49,23 @@ def test_a_paused_run_is_shown_with_its_cause(workspace, capsys, monkeypatch):
     away = ["--store-url", "s3://nowhere/x"]
     for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("flows.cli.status.STORE_PATIENCE_S", 0.5)
+    for command in ("status", "runs"):
+        monkeypatch.setattr(f"flows.cli.{command}.AWAY_PATIENCE_S", 0.5)
     assert main(["status", "--workspace", str(workspace), "--json", *away]) == 3
     rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
     assert [(row["state"], row["why"]) for row in rows if "run" in row] == [
         ("paused", "no space left")
     ]
+    assert main(["runs", "--workspace", str(workspace), "--json", *away]) == 3
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {
+        "run_id": "sorting",
+        "state": "paused",
+        "note": "no space left",
+    }
+    assert "does not say which runs it holds: s3://nowhere/x" in shown.err
+    assert main(["runs", "--workspace", str(workspace), *away]) == 3
+    assert "sorting is paused at pack 000002: no space left." in capsys.readouterr().out
 
 
 def test_an_empty_and_a_missing_store(tmp_path, capsys):

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from slime_core.errors import ConfigError
+from slime_core.errors import ConfigError, DigestError, UnavailableError
 from slime_core.run.epoch import Lease
 from slime_core.run.overview import find_run, overview
 from slime_core.run.process import ProcessIdentity, own_identity
@@ -61,6 +61,18 @@ def test_states(store, monkeypatch):
     (store / "math" / layout.batch(1)).write_text("{}")
     damaged = look(store)["math"]
     assert damaged.state == "damaged" and layout.batch(1) in damaged.note
+
+
+def test_a_store_that_goes_away_meanwhile_has_no_damaged_runs(store, monkeypatch):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("slime_core.run.overview.iterations_done", fails)
+    error = DigestError("a ledger is damaged")
+    assert look(store)["math"].state == "damaged"
+    error = UnavailableError("SlowDown")
+    with pytest.raises(UnavailableError, match="SlowDown"):
+        look(store)
 
 
 def test_a_run_is_found_by_a_beginning_that_fits_one(store):
