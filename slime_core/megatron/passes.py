@@ -124,7 +124,9 @@ class Passes:
 
         Megatron weighs those of a micro-batch by its tokens and divides all gradients by the
         tokens of the step. Our loss has its own denominators, so it is multiplied by the tokens
-        first; where there is no such loss, nothing is changed.
+        first; where there is no such loss, nothing is changed. Ranks that share a micro-batch
+        weigh their shares of its loss by their own tokens alone, so that their sum would be too
+        small by the number of shares.
 
         Args:
             tokens: of all rows of the step.
@@ -132,8 +134,12 @@ class Passes:
         config = self.state.model.config
         if not (config.moe_aux_loss_coeff or config.moe_z_loss_coeff):
             return 1.0
-        config.grad_scale_func = lambda loss: loss / tokens
-        return float(tokens)
+        shares = self.settings.context_parallel_size
+        if self.settings.sequence_parallel:
+            shares *= self.settings.tensor_model_parallel_size
+        weight = tokens / shares
+        config.grad_scale_func = lambda loss: loss / weight
+        return weight
 
     @torch.no_grad()
     def read(self, batch: TrainBatch, rows: Sequence[int], read: Read) -> torch.Tensor:

@@ -55,12 +55,18 @@ def sequences(vocab: int, lengths: tuple[int, ...], seed: int = 0) -> list[list[
 
 
 def random_batch(
-    vocab: int, rows: int = 24, steps: int = 1, seed: int = 0, reward_scale: float = 1.0
+    vocab: int,
+    rows: int = 24,
+    steps: int = 1,
+    seed: int = 0,
+    reward_scale: float = 1.0,
+    multiple: int = 1,
 ) -> TrainBatch:
     """Ragged rows, some response tokens masked, two rows of one rollout, one row without any
-    trained token."""
+    trained token. Lengths are multiples of `multiple`."""
     rng = np.random.default_rng(seed)
     prompts, responses = rng.integers(1, 9, rows), rng.integers(1, 14, rows)
+    prompts += -(prompts + responses) % multiple
     lengths = prompts + responses
     response_offsets = offsets_of(responses)
     mask = (rng.random(responses.sum()) < 0.8).astype(np.uint8)

@@ -90,6 +90,49 @@ def test_a_balance_weighs_tokens_and_not_micro_batches(
     assert norms[0] == pytest.approx(norms[1], rel=0.1)
 
 
+BALANCED = {"moe_aux_loss_coeff": 0.1, "moe_z_loss_coeff": 0.1}
+CUT = {
+    "dp2": {},
+    "ep2": {"expert_model_parallel_size": 2},
+    "cp2": {"context_parallel_size": 2},
+    "tp2-sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2": {
+        "pipeline_model_parallel_size": 2,
+        "megatron": {"num_layers_in_first_pipeline_stage": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def row_by_row(model: str, in_trainer: Callable[..., Any]) -> dict[str, Any]:
+    """Each row is a micro-batch, which has shares of its own, and none needs padding."""
+    batches = [models.random_batch(models.VOCAB, seed=seed, multiple=4) for seed in range(2)]
+    settings = BASE | {
+        "hf_checkpoint": model,
+        "adam_eps": 1e-2,
+        "use_dynamic_batch_size": False,
+        "collective_timeout_s": 60.0,
+    }
+    one, plain = (
+        steps_of(in_trainer(jobs.train, settings | {"megatron": options}, batches))
+        for options in (BALANCED, {})
+    )
+    norms = [step["grad_norm"] for step in (one[0], plain[0])]
+    assert abs(norms[0] - norms[1]) > 1e-2 * norms[1], "a balance changes the gradient"
+    return {"settings": settings, "batches": batches, "steps": one}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", sorted(CUT))
+def test_a_balance_weighs_the_same_in_any_layout(
+    layout: str, row_by_row: dict[str, Any], in_ranks: Callable[..., list[Any]]
+) -> None:
+    settings = row_by_row["settings"] | CUT[layout]
+    settings["megatron"] = BALANCED | settings.get("megatron", {})
+    found = in_ranks(jobs.train_on_rank, settings, row_by_row["batches"])
+    assert_same_numbers(steps_of(found[0]), row_by_row["steps"])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_continues_bit_for_bit_and_recomputing_changes_nothing(
     dtype: str, model: str, tmp_path: Path, in_trainer: Callable[..., Any]
