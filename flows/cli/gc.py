@@ -6,9 +6,16 @@ from flows.cli.stored import open_run, parser, show
 from slime_core.config.flags import FlagParser, parse
 from slime_core.errors import ConfigError
 from slime_core.run.epoch import Lease
-from slime_core.run.retention import Garbage, Retention, collect, find_garbage
+from slime_core.run.retention import (
+    Garbage,
+    Retention,
+    collect,
+    find_garbage,
+    settled_segments,
+)
 from slime_core.store.cache import NodeCache
 from slime_core.store.compaction import compact_segment
+from slime_core.store.planes import GIVEN_UP, checked
 from slime_core.store.seal import list_dropped, list_seals
 
 
@@ -17,17 +24,25 @@ def main(arguments: list[str]) -> int:
     options = parse(_parser(), arguments)
     if any(n is not None and n < 1 for n in (options.keep_last, options.keep_every)):
         raise ConfigError("--keep-last and --keep-every take numbers from 1 on")
+    if options.keep_planes < 0:
+        raise ConfigError("--keep-planes takes numbers from 0 on")
+    planes = checked(options.drop_planes.split(",") if options.drop_planes else [])
     retention = Retention(options.keep_last, options.keep_every)
     run_id, cache = open_run(options, write=True)
     found: dict[str, object] = {"run": run_id}
     if options.dry_run:
         garbage = find_garbage(cache, retention, quarantined=options.quarantined)
-        show([found | _told(garbage)], options.json)
+        found |= _told(garbage)
+        if planes:
+            found["segments_to_thin"] = len(settled_segments(cache, options.keep_planes))
+        show([found], options.json)
         return 0
     with Lease.acquire(cache.backend) as lease:
         garbage = find_garbage(cache, retention, quarantined=options.quarantined)
         collect(cache.backend, lease, garbage)
         found |= _told(garbage)
+        if planes:
+            found |= _thinned(cache, planes, options.keep_planes)
         if options.compact:
             found |= _compacted(cache)
     show([found], options.json)
@@ -39,6 +54,12 @@ def _parser() -> FlagParser:
     made.add_argument("--keep-last", type=int, metavar="N", help="keep the rows of N segments")
     made.add_argument("--keep-every", type=int, metavar="N", help="keep those of every Nth, too")
     made.add_argument("--compact", action="store_true", help="compress the rows that stay")
+    made.add_argument(
+        "--drop-planes", metavar="P,P", help=f"empty these columns of rows: {', '.join(GIVEN_UP)}"
+    )
+    made.add_argument(
+        "--keep-planes", type=int, default=0, metavar="N", help="not those of the newest N segments"
+    )
     made.add_argument("--quarantined", action="store_true", help="delete damaged objects, too")
     made.add_argument("--dry-run", action="store_true", help="only say what would go")
     return made
@@ -60,4 +81,14 @@ def _compacted(cache: NodeCache) -> dict[str, object]:
         "segments_compacted": len(done),
         "bytes_before": sum(one.bytes_before for one in done),
         "bytes_after": sum(one.bytes_after for one in done),
+    }
+
+
+def _thinned(cache: NodeCache, planes: frozenset[str], keep_last: int) -> dict[str, object]:
+    settled = settled_segments(cache, keep_last)
+    done = [one for s in settled if (one := compact_segment(cache, s, planes)) is not None]
+    return {
+        "segments_thinned": len(done),
+        "thinned_bytes_before": sum(one.bytes_before for one in done),
+        "thinned_bytes_after": sum(one.bytes_after for one in done),
     }

@@ -68,7 +68,7 @@ async def rescore(cache: NodeCache, grader: Grader, segment: int) -> Rescored:
     for group in kept:
         place = (group.entry.group_id, group.entry.attempt)
         file, number = files[place]
-        samples = file.rows(number).to_samples()
+        samples = file.rows(number).to_samples(spared=("experts",))
         before = [_number(sample.reward) for sample in samples]
         for sample in samples:  # the grader that is asked for, not the row's own
             sample.custom_rm_path = None

@@ -16,6 +16,7 @@ from slime_core.store.backend import Backend, Entry
 from slime_core.store.cache import NodeCache
 from slime_core.store.documents import Owner, put_document
 from slime_core.store.ledger import read_ledger
+from slime_core.store.seal import list_dropped
 
 SAFE_CHECKPOINTS = 2
 """A resume may find the newest checkpoint damaged; rows that the one before needs stay, too."""
@@ -67,8 +68,7 @@ def find_garbage(cache: NodeCache, retention: Retention, *, quarantined: bool = 
         quarantined: damaged objects that were set aside may go, too.
     """
     entries = cache.backend.list()
-    first = read_ledger(cache.backend, 0)
-    history = read_history(cache, "" if first is None else first.parent)
+    history = _history(cache)
     droppable = _droppable(history)
     newest = max(history.seals, default=-1)
     dropped = tuple(s for s in droppable if not retention.keeps(s, newest))
@@ -92,6 +92,17 @@ def find_garbage(cache: NodeCache, retention: Retention, *, quarantined: bool = 
     return Garbage(tuple(s for s in dropped if s not in gone), tuple(objects))
 
 
+def settled_segments(cache: NodeCache, keep_last: int = 0) -> list[int]:
+    """Sealed segments whose rows are there and that no resume needs.
+
+    Args:
+        keep_last: leave out the newest so many sealed segments.
+    """
+    history = _history(cache)
+    newest, gone = max(history.seals, default=-1), list_dropped(cache.backend)
+    return [s for s in _droppable(history) if s not in gone and s <= newest - keep_last]
+
+
 def collect(backend: Backend, owner: Owner, garbage: Garbage) -> None:
     """Deletes garbage. Each segment is marked as dropped before its rows go.
 
@@ -106,6 +117,11 @@ def collect(backend: Backend, owner: Owner, garbage: Garbage) -> None:
     owner.guard()
     for entry in garbage.objects:
         backend.delete(entry.key)
+
+
+def _history(cache: NodeCache) -> History:
+    first = read_ledger(cache.backend, 0)
+    return read_history(cache, "" if first is None else first.parent)
 
 
 def _droppable(history: History) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 from slime_core.errors import DataError
 from slime_core.sample import Sample
 from slime_core.store.codec import Rows, decode_samples, samples_to_rows
+from slime_core.store.planes import refuse_lost
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,13 @@ class SampleBatch:
 
     Number columns are views of Arrow's memory as long as the rows lie in one record batch; rows
     from several are put together once, when they are asked for.
+
+    Attributes:
+        lost: planes that these rows had and that were given up.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(self, rows: Rows, lost: frozenset[str] = frozenset()) -> None:
+        self.rows, self.lost = rows, lost
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample]) -> SampleBatch:
@@ -53,7 +57,16 @@ class SampleBatch:
     def __len__(self) -> int:
         return self.rows.num_rows
 
-    def to_samples(self) -> list[Sample]:
+    def to_samples(self, spared: Collection[str] = ()) -> list[Sample]:
+        """Whole samples.
+
+        Args:
+            spared: planes that may be missing.
+
+        Raises:
+            DataError: another plane of these rows was given up.
+        """
+        refuse_lost(self.lost, spared)
         return decode_samples(self.rows)
 
     @property

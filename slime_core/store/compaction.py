@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.columnar import Rows
 from slime_core.store.digest import checksum, rows_digest
 from slime_core.store.parts import PartFile, serialise
+from slime_core.store.planes import without
 from slime_core.store.schema import PART_SCHEMA, SCHEMA_VERSION
-from slime_core.store.seal import Seal, open_groups, read_seal
+from slime_core.store.seal import Seal, StoredGroup, open_groups, read_seal
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,35 @@ class Compacted:
     bytes_after: int
 
 
-def compact_segment(cache: NodeCache, segment: int) -> Compacted | None:
+@dataclass(frozen=True)
+class _Left:
+    """What a compaction keeps of one group.
+
+    Attributes:
+        lost: planes that went, now or before.
+        digest: of these rows.
+        changed: a plane goes now.
+    """
+
+    group: StoredGroup
+    rows: pa.RecordBatch
+    lost: frozenset[str]
+    digest: str
+    changed: bool
+
+
+def compact_segment(cache: NodeCache, segment: int, drop: Collection[str] = ()) -> Compacted | None:
     """Rewrites the groups that a seal lists as one zstd file, then removes the parts.
 
     The parts go only after the new file was read back and every group's rows have the digest that
     was sealed. A compaction that was cut off leaves both, and is finished by the next one.
 
+    Args:
+        drop: planes whose columns are emptied, also of a segment that was compacted before. A
+            segment whose rows have none of them is left as it is.
+
     Returns:
-        None where the segment has no parts any more, or is not sealed.
+        None where there is nothing to do, or the segment is not sealed.
 
     Raises:
         DigestError: what the seal names is gone or damaged; nothing is removed then.
@@ -43,43 +66,68 @@ def compact_segment(cache: NodeCache, segment: int) -> Compacted | None:
     if seal is None:
         return None
     listed = {group.at.key for group in seal.groups}
-    parts = [entry for entry in backend.list(layout.segment(segment)) if entry.key in listed]
-    if not parts:
+    entries = backend.list(layout.segment(segment))
+    parts = [entry for entry in entries if entry.key in listed]
+    compacted = [entry for entry in entries if drop and layout.parse_compact(entry.key)]
+    if not parts and not compacted:
         return None
-    data = _serialised(cache, seal)
+    left = _left(cache, seal, drop)
+    if (drop or not parts) and not any(one.changed for one in left):
+        return None
+    data = _serialised(segment, left)
     name = layout.CompactName(segment, checksum(data))
-    known = {entry.key for entry in backend.list(layout.segment(segment))}
-    if name.key not in known:
+    if name.key not in {entry.key for entry in entries}:
         backend.put_new(name.key, memoryview(data))
-    _check(name, pa.py_buffer(backend.get(name.key)), seal)
-    for part in parts:
-        backend.delete(part.key)
-        cache.forget(part.key)
-    return Compacted(segment, len(parts), sum(part.size_bytes for part in parts), len(data))
+    _check(name, pa.py_buffer(backend.get(name.key)), left)
+    old = [entry for entry in (*parts, *compacted) if entry.key != name.key]
+    for entry in old:
+        backend.delete(entry.key)
+        cache.forget(entry.key)
+    return Compacted(segment, len(parts), sum(entry.size_bytes for entry in old), len(data))
 
 
-def _serialised(cache: NodeCache, seal: Seal) -> pa.Buffer:
+def _left(cache: NodeCache, seal: Seal, drop: Collection[str]) -> list[_Left]:
+    """What is kept of each group, in the seal's order. Rows that lose a plane are checked first:
+    afterwards the sealed digest says nothing about them."""
     files = open_groups(cache, seal.groups)
-    batches, entries = [], []
-    for i, group in enumerate(seal.groups):
+    found = []
+    for group in seal.groups:
         file, number = files[group.entry.group_id, group.entry.attempt]
-        batches.append(_batch(file.rows(number).rows))
-        entries.append(asdict(replace(group.entry, batch=i)))
-    schema = batches[0].schema.remove_metadata() if batches else PART_SCHEMA
-    about = {"format": "slime-flow part", "version": SCHEMA_VERSION, "segment": seal.segment}
+        whole, digest = _batch(file.rows(number).rows), file.digest_of(number)
+        rows, held = without(whole, drop)
+        if held:
+            if rows_digest(whole) != digest:
+                raise DigestError(f"{group.at.key}: other rows in group {group.entry.group_id}")
+            digest = rows_digest(rows)
+        found.append(_Left(group, rows, file.lost(number) | held, digest, bool(held)))
+    return found
+
+
+def _serialised(segment: int, left: Sequence[_Left]) -> pa.Buffer:
+    schema = left[0].rows.schema.remove_metadata() if left else PART_SCHEMA
+    about = {"format": "slime-flow part", "version": SCHEMA_VERSION, "segment": segment}
+    entries = [asdict(replace(one.group.entry, batch=i)) for i, one in enumerate(left)]
     about |= {"compacted": True, "groups": entries}
-    return serialise([b.cast(schema) for b in batches], schema, about, compression="zstd")
+    lost = {
+        str(i): {"planes": sorted(one.lost), "left": one.digest}
+        for i, one in enumerate(left)
+        if one.lost
+    }
+    if lost:
+        about["lost"] = lost
+    return serialise([one.rows.cast(schema) for one in left], schema, about, compression="zstd")
 
 
 def _batch(rows: Rows) -> pa.RecordBatch:
     return rows if isinstance(rows, pa.RecordBatch) else rows.combine_chunks().to_batches()[0]
 
 
-def _check(name: layout.CompactName, data: pa.Buffer, seal: Seal) -> None:
+def _check(name: layout.CompactName, data: pa.Buffer, left: Sequence[_Left]) -> None:
     file = PartFile(name, data)
-    for group in seal.groups:
-        held = file.find(group.entry.group_id, group.entry.attempt)
+    for one in left:
+        entry = one.group.entry
+        held = file.find(entry.group_id, entry.attempt)
         if held is None:
-            raise MissingError(f"{name.key} lacks group {group.entry.group_id}")
-        if rows_digest(_batch(file.rows(held.batch).rows)) != group.entry.digest:
-            raise DigestError(f"{name.key} holds other rows for group {group.entry.group_id}")
+            raise MissingError(f"{name.key} lacks group {entry.group_id}")
+        if rows_digest(_batch(file.rows(held.batch).rows)) != one.digest:
+            raise DigestError(f"{name.key} holds other rows for group {entry.group_id}")

@@ -153,6 +153,8 @@ class PartFile:
             self._reader = pa.ipc.open_file(pa.BufferReader(data))
             about = read_about(self._reader.schema)
             self.digests = {(g["group_id"], g["attempt"]): g["digest"] for g in about["groups"]}
+            self._lost = {int(i): frozenset(told["planes"]) for i, told in lost_in(about).items()}
+            self._left = {int(i): str(told["left"]) for i, told in lost_in(about).items()}
         except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
             raise DigestError(f"{name.key} is no part of this program: {error}") from error
         if about["version"] > SCHEMA_VERSION:
@@ -183,7 +185,15 @@ class PartFile:
 
     def rows(self, batch: int) -> SampleBatch:
         """The rows of one group."""
-        return SampleBatch(self._reader.get_batch(batch))
+        return SampleBatch(self._reader.get_batch(batch), self.lost(batch))
+
+    def lost(self, batch: int) -> frozenset[str]:
+        """The planes that the rows of a group had and that were given up."""
+        return self._lost.get(batch, frozenset())
+
+    def digest_of(self, batch: int) -> str:
+        """The digest of a group's rows as they are here: the sealed one, unless a plane went."""
+        return self._left.get(batch) or self._groups[batch]["digest"]
 
     def columns(self, names: Sequence[str]) -> list[SampleBatch]:
         """Only these columns of each group, in the order of their record batches.
@@ -289,6 +299,11 @@ def read_about(schema: pa.Schema) -> dict[str, Any]:
     if text is None:
         raise ValueError("it does not say what it is")
     return orjson.loads(text)
+
+
+def lost_in(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By number of record batch: `planes` that its rows lost, `left`: the digest of the others."""
+    return about.get("lost", {})
 
 
 def _encode_groups(groups: Sequence[GroupRows], segment: int) -> tuple[pa.RecordBatch, list[int]]:

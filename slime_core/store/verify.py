@@ -126,7 +126,7 @@ class _Verification:
             self._compact[compact.segment] = key
         self._parts[key] = file.digests
         for group in file.part.groups if self._rows else ():
-            if rows_digest(file.rows(group.batch).rows) != group.digest:
+            if rows_digest(file.rows(group.batch).rows) != file.digest_of(group.batch):
                 raise DigestError(f"{key} does not hold the rows of group {group.group_id}")
 
     def _batch(self, batch: Batch) -> None:

@@ -8,7 +8,13 @@ from slime_core.errors import DigestError
 from slime_core.run.audit import audit
 from slime_core.run.history import read_history
 from slime_core.run.plan import INITIAL, plan
-from slime_core.run.retention import SAFE_CHECKPOINTS, Retention, collect, find_garbage
+from slime_core.run.retention import (
+    SAFE_CHECKPOINTS,
+    Retention,
+    collect,
+    find_garbage,
+    settled_segments,
+)
 from slime_core.store import layout
 from slime_core.store.cache import NodeCache
 from slime_core.store.compaction import compact_segment
@@ -106,6 +112,17 @@ def test_a_run_goes_on_as_if_nothing_had_been_collected(
     found = audit(folder, DATASET_ROWS)
     assert found.sound, found.problems
     assert found.iterations == ITERATIONS
+
+
+def test_segments_that_no_resume_needs(untouched):
+    backend, _ = run_with_deaths(ITERATIONS, [])
+    cache = NodeCache(backend)
+    settled = settled_segments(cache)
+    checkpoints = plan(read_history(cache, START), ITERATIONS).checkpoints
+    assert max(settled) <= checkpoints[1].iteration, "a resume may need what came after it"
+    assert settled and settled_segments(cache, keep_last=3) == [s for s in settled if s <= 4]
+    collect(backend, FakeOwner(), find_garbage(cache, Retention(every=4)))
+    assert set(settled_segments(cache)) == {0, 4} & set(settled), "the others have no rows"
 
 
 def test_keeping_the_last_and_every_third(untouched):
