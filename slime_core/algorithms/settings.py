@@ -79,6 +79,9 @@ class AlgorithmSettings:
     custom_advantage_function_path: str | None = None
     custom_tis_function_path: str | None = None
     custom_pg_loss_reducer_function_path: str | None = None
+    custom_megatron_init_path: str | None = None
+    custom_megatron_before_log_prob_hook_path: str | None = None
+    custom_megatron_before_train_step_hook_path: str | None = None
 
     value_clip: float = 0.2
     critic_lr: float | None = None

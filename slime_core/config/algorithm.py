@@ -149,6 +149,13 @@ class AlgorithmGroup(Group):
     """Import path of the correction that use_tis applies, in the place of the built-in weights."""
     custom_pg_loss_reducer_function_path: Numeric[str | None] = None
     """Import path of a function that gives the reduction of the policy loss."""
+    custom_megatron_init_path: Numeric[str | None] = None
+    """Import path of `init(args)`, called on each rank when they have met, before the model."""
+    custom_megatron_before_log_prob_hook_path: Numeric[str | None] = None
+    """Import path of `hook(args, model, store_prefix)`, called before log-probs are read."""
+    custom_megatron_before_train_step_hook_path: Numeric[str | None] = None
+    """Import path of `hook(args, rollout_id, step_id, model, optimizer, opt_param_scheduler)`,
+    called before the gradients of each optimizer step."""
 
     value_clip: Numeric[float] = Field(default=0.2, gt=0)
     """Range around the old value within which the critic may move in one iteration (ppo)."""

@@ -66,6 +66,13 @@ HOOKS = (
     Hook("custom_pg_loss_reducer_function_path",
          "def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss)",
          "in the trainer, for each micro-batch"),
+    Hook("custom_megatron_init_path", "def init(args)",
+         "on each rank when they have met, before there is a model"),
+    Hook("custom_megatron_before_log_prob_hook_path", "def hook(args, model, store_prefix)",
+         "on each rank before log-probs of a batch are read"),
+    Hook("custom_megatron_before_train_step_hook_path",
+         "def hook(args, rollout_id, step_id, model, optimizer, opt_param_scheduler)",
+         "on each rank before the gradients of a step"),
 )  # fmt: skip
 SHORT = {
     "reward": "custom_rm_path",

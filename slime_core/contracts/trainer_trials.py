@@ -21,13 +21,11 @@ from slime_core.megatron.passes import MicroBatch
 from slime_core.plugins.trainer_hooks import (
     ADVANTAGE,
     LOSS,
-    REDUCER,
-    TIS,
+    ROLES,
     TrainerHooks,
     load_trainer_hook,
 )  # fmt: skip
 
-ROLES = {LOSS: "loss", ADVANTAGE: "advantage", TIS: "tis", REDUCER: "reducer"}
 VOCAB = 32
 PROMPT, RESPONSES = 3, (5, 1, 6, 2)
 ROLLOUTS = (0, 1, 2, 2)

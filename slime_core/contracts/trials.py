@@ -26,7 +26,7 @@ from slime_core.data.source_classes import Dataset
 from slime_core.data.sources import PromptSource, SourceSettings
 from slime_core.errors import PluginError
 from slime_core.plugins.load import is_async
-from slime_core.plugins.trainer_hooks import CALLS, load_trainer_hook
+from slime_core.plugins.trainer_hooks import CALLS, WITH_MODEL, load_trainer_hook
 from slime_core.rewards.hub import RewardHub, RewardSettings
 from slime_core.rewards.result import Score, ScoreFailure, ScoreResult, failed_before
 from slime_core.rollout.custom import load_generate
@@ -63,6 +63,8 @@ async def trial(name: str, path: str, config: str | None) -> list[str]:
     """
     if name in CALLS:
         load_trainer_hook(name, path)  # says what does not fit before anything heavy is imported
+        if name in WITH_MODEL:
+            return ["its parameters fit; not called: it gets Megatron's objects, in a run only"]
         from slime_core.contracts.trainer_trials import trainer_trial
 
         return trainer_trial(name, example_args(config), path)

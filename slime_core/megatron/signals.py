@@ -50,12 +50,15 @@ def response_columns(
     for name, other in (("ref", reference), ("teacher", teacher)):
         if other is not None:
             with other.in_use():
+                policy.hooks.reads_log_probs(policy.passes.state.chunks, f"{name}_")
                 columns[name] = policy.log_probs(batch, rows)
     if algorithm.use_rollout_logprobs:
         columns["old"] = columns["rollout"]
     if algorithm.needs_old_log_probs(len(batch.steps)):
         name = "train" if algorithm.use_rollout_logprobs else "old"
         with nullcontext() if old_actor is None else old_actor.in_use():
+            prefix = "" if old_actor is None else "old_actor_"
+            policy.hooks.reads_log_probs(policy.passes.state.chunks, prefix)
             columns[name] = policy.log_probs(batch, rows)
     if algorithm.tis_batch_normalize:
         columns["weight_scale"] = _weight_scales(algorithm, batch, columns)

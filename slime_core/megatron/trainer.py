@@ -75,13 +75,14 @@ class PolicyTrainer:
         self.iterations = 0
         parallel.start(self.settings)
         try:
+            algorithm = self.settings.algorithm
+            self.hooks = load_trainer_hooks(algorithm, self.settings.args)
+            self.hooks.started()
             chunks, self.shape = build_model(self.settings, shape, options)
             if self.settings.megatron_load is not None:
                 read_weights(chunks, self.settings.megatron_load)
             select_trained(chunks, self.shape, self.settings)
             self.state = build_train_state(chunks, self.settings, options)
-            algorithm = self.settings.algorithm
-            self.hooks = load_trainer_hooks(algorithm, self.settings.args)
             self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), self.hooks)
             self.reference = self._hold(algorithm.uses_reference, algorithm.ref_load)
             self.old_actor = self._hold(algorithm.keep_old_actor, None)
@@ -164,6 +165,7 @@ class PolicyTrainer:
         for number, rows in enumerate(batch.steps):
             allowed = not (forced_skips and forced_skips[number])
             hook = None if before_step is None else partial(before_step, number)
+            self.hooks.begins_step(self.iterations, number, self.state)
             result = self._step(batch, rows, columns, allowed, hook)
             results.append(result | overlong | {"weights_digest": self.weights_digest()})
         self._end_iteration(results, batch.num_rows)

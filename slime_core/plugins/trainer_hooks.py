@@ -6,6 +6,7 @@ one entry a sample; columns of tokens hold all response tokens, trained or not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ LOSS = "custom_loss_function_path"
 ADVANTAGE = "custom_advantage_function_path"
 TIS = "custom_tis_function_path"
 REDUCER = "custom_pg_loss_reducer_function_path"
+INIT = "custom_megatron_init_path"
+BEFORE_LOG_PROB = "custom_megatron_before_log_prob_hook_path"
+BEFORE_STEP = "custom_megatron_before_train_step_hook_path"
 CALLS: dict[str, tuple[str, ...]] = {
     LOSS: ("args", "batch", "logits", "sum_of_sample_mean"),
     ADVANTAGE: ("args", "rollout_data"),
@@ -27,7 +31,22 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("total_lengths=", "response_lengths="),
     ),
     REDUCER: ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss"),
+    INIT: ("args",),
+    BEFORE_LOG_PROB: ("args", "model", "store_prefix"),
+    BEFORE_STEP: ("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler"),
 }
+ROLES = {
+    LOSS: "loss",
+    ADVANTAGE: "advantage",
+    TIS: "tis",
+    REDUCER: "reducer",
+    INIT: "init",
+    BEFORE_LOG_PROB: "before_log_prob",
+    BEFORE_STEP: "before_step",
+}
+"""The field of TrainerHooks for each flag."""
+WITH_MODEL = (INIT, BEFORE_LOG_PROB, BEFORE_STEP)
+"""They get Megatron's own objects, so they are called by a real trainer only."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +92,40 @@ class TrainerHooks:
     advantage: TrainerHook | None = None
     tis: TrainerHook | None = None
     reducer: TrainerHook | None = None
+    init: TrainerHook | None = None
+    before_log_prob: TrainerHook | None = None
+    before_step: TrainerHook | None = None
+
+    def started(self) -> None:
+        """The ranks have met; there is no model yet."""
+        if self.init is not None:
+            self.init(self.args)
+
+    def reads_log_probs(self, model: Sequence[Any], prefix: str) -> None:
+        """Log-probs are read next.
+
+        Args:
+            model: the chunks of this rank.
+            prefix: whose: "" (the policy), "ref_", "teacher_" or "old_actor_".
+        """
+        if self.before_log_prob is not None:
+            self.before_log_prob(self.args, model, prefix)
+
+    def begins_step(self, rollout_id: int, step_id: int, state: Any) -> None:
+        """A step's gradients are computed next.
+
+        Args:
+            rollout_id, step_id: the iteration, and the step in it.
+            state: a TrainState of megatron/optimizer.py.
+        """
+        if self.before_step is not None:
+            parts = (state.chunks, state.optimizer, state.scheduler)
+            self.before_step(self.args, rollout_id, step_id, *parts)
 
     @property
     def digests(self) -> dict[str, str]:
         """Flag and import path -> digest of the source, of all that are set."""
-        found = (self.loss, self.advantage, self.tis, self.reducer)
+        found = (getattr(self, role) for role in ROLES.values())
         return {hook.name: hook.digest for hook in found if hook is not None}
 
     @property
@@ -106,12 +154,7 @@ def load_trainer_hooks(algorithm: AlgorithmSettings, args: ArgsView | None) -> T
         PluginError: one does not exist or does not fit.
     """
     found = {}
-    for flag, role in (
-        (LOSS, "loss"),
-        (ADVANTAGE, "advantage"),
-        (TIS, "tis"),
-        (REDUCER, "reducer"),
-    ):
+    for flag, role in ROLES.items():
         path = getattr(algorithm, flag)
         if path is not None:
             found[role] = load_trainer_hook(flag, path)

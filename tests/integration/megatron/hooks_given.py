@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,3 +91,26 @@ def constant_length(
 def broken(args: Any, rollout_data: Any) -> None:
     del args
     raise KeyError("no such thing")
+
+
+def _note(args: Any, *what: Any) -> None:
+    with Path(args.notes).open("a", encoding="utf-8") as file:
+        file.write(" ".join(map(str, what)) + "\n")
+
+
+def at_the_start(args: Any) -> None:
+    _note(args, "init of", torch.distributed.get_world_size())
+
+
+def before_log_probs(args: Any, model: Any, store_prefix: str) -> None:
+    _note(args, f"log-probs {store_prefix!r} of", [type(m).__name__ for m in model])
+
+
+def before_a_step(
+    args: Any, rollout_id: int, step_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any
+) -> None:
+    """The second step of each iteration is taken at a tenth of its learning rate."""
+    del model
+    _note(args, f"step {step_id} of iteration {rollout_id} at {opt_param_scheduler.max_lr}")
+    for group in optimizer.param_groups if step_id else ():
+        group["lr"] *= 0.1

@@ -126,6 +126,36 @@ def test_a_custom_reducer_weighs_tokens(
     assert abs(plain[0]["loss"] - steps(batch)[0]["loss"]) > 1e-3
 
 
+def test_functions_are_called_with_megatrons_objects_at_their_moments(
+    model: str, batch: TrainBatch, in_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    algorithm = AlgorithmSettings(
+        use_kl_loss=True,
+        kl_loss_coef=0.1,
+        custom_megatron_init_path=hook("at_the_start"),
+        custom_megatron_before_log_prob_hook_path=hook("before_log_probs"),
+        custom_megatron_before_train_step_hook_path=hook("before_a_step"),
+    )
+    chosen = BASE | {"hf_checkpoint": model, "algorithm": algorithm, "lr": 1e-2}
+    chosen |= {"args": SimpleNamespace(notes=str(notes)), "lr_decay_style": "constant"}
+    results = in_trainer(jobs.train, chosen, [batch, batch])["results"]
+    first, *rest = notes.read_text(encoding="utf-8").splitlines()
+    assert first == "init of 1"
+    assert rest == [
+        line
+        for k in (0, 1)
+        for line in (
+            "log-probs 'ref_' of ['DistributedDataParallel']",
+            "log-probs '' of ['DistributedDataParallel']",
+            f"step 0 of iteration {k} at 0.01",
+            f"step 1 of iteration {k} at 0.01",
+        )
+    ]
+    rates = [step["lr"] for result in results for step in result["steps"]]
+    assert rates == pytest.approx([1e-2, 1e-3, 1e-2, 1e-3])
+
+
 HOOKED: dict[str, dict[str, Any]] = {
     "loss": LOSS | {"custom_loss_function_path": hook("grpo_from_logits")},
     "correction": {
