@@ -6,10 +6,6 @@ An object is created under the precondition that there is none: `ifGenerationMat
 
 from __future__ import annotations
 
-import itertools
-import logging
-import random
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -28,12 +24,10 @@ from slime_core.errors import (
     UnavailableError,
 )
 from slime_core.store.backend import Data, Entry, check_key
-from slime_core.waits import Deadline
+from slime_core.store.retries import retried
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 PATIENCE_S = 60.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 EXISTS = (409, 412)
 REFUSED = (401, 403)
 PASSING = (408, 425, 429)
@@ -124,21 +118,8 @@ class FsspecBackend:
         return f"{self._root}/{check_key(key)}"
 
     def _retried(self, key: str, action: Callable[[], T]) -> T:
-        """The action's result; waits longer and longer, by chance, between attempts."""
-        name = f"{self.url}/{key}"
-        deadline = Deadline(name, self._patience_s)
-        for attempt in itertools.count():
-            try:
-                return action()
-            except Exception as error:  # each client has exceptions of its own
-                found = _translate(error, name)
-                longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 10))
-                pause_s = random.uniform(0, longest)
-                if not isinstance(found, UnavailableError) or pause_s > deadline.remaining_s:
-                    raise found from error
-                log.log(logging.WARNING if attempt >= 3 else logging.DEBUG, "again: %s", found)
-                time.sleep(pause_s)
-        raise AssertionError("the loop above returns or raises")
+        caught = (Exception,)  # each client has exceptions of its own
+        return retried(f"{self.url}/{key}", self._patience_s, action, caught, _translate)
 
 
 def _translate(error: Exception, name: str) -> SlimeError:

@@ -8,9 +8,6 @@ connections) is tried again until a deadline; everything else is one named error
 from __future__ import annotations
 
 import itertools
-import logging
-import random
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,18 +23,16 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.session import get_session
 
-from slime_core.errors import AccessError, ConfigError, LostRaceError, StoreError, UnavailableError
+from slime_core.errors import ConfigError, LostRaceError, StoreError
 from slime_core.store.backend import Data, Entry, check_key
+from slime_core.store.retries import retried
 from slime_core.store.s3_errors import TROUBLE, translate
-from slime_core.waits import Deadline
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 SINGLE_PUT_BYTES = 64 * 2**20
 UPLOAD_PART_BYTES = 32 * 2**20
 MOST_UPLOAD_PARTS = 9000
 UPLOAD_THREADS = 4
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 WRITER = "slime-writer"
 
 
@@ -239,26 +234,12 @@ class S3Backend:
         return self._retried(key, attempt)
 
     def _retried(self, key: str, action: Callable[[], T]) -> T:
-        """The action's result; waits longer and longer, by chance, between attempts. Where the
-        credentials are refused they are read again, once: they may have been renewed."""
-        name, renewed = f"{self.url}/{key}", False
-        deadline = Deadline(name, self._options.deadline_s)
-        for attempt in itertools.count():
-            try:
-                return action()
-            except TROUBLE as error:
-                found = translate(error, name)
-                if isinstance(found, AccessError) and not renewed:
-                    _client.cache_clear()
-                    renewed, self._client = True, _client(self._options)
-                    continue
-                longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 10))
-                pause_s = random.uniform(0, longest)
-                if not isinstance(found, UnavailableError) or pause_s > deadline.remaining_s:
-                    raise found from error
-                log.log(logging.WARNING if attempt >= 3 else logging.DEBUG, "again: %s", found)
-                time.sleep(pause_s)
-        raise AssertionError("the loop above returns or raises")
+        name, limit_s = f"{self.url}/{key}", self._options.deadline_s
+        return retried(name, limit_s, action, TROUBLE, translate, self._read_credentials)
+
+    def _read_credentials(self) -> None:
+        _client.cache_clear()
+        self._client = _client(self._options)
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -2,8 +2,9 @@
 
 import pytest
 
+from slime_core.store.fsspec_store import FsspecBackend
 from slime_core.store.s3 import S3Backend, S3Options
-from tests.s3 import moto_server, troubled, unique_prefix
+from tests.s3 import ENVIRONMENT, moto_server, troubled, unique_prefix
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,15 @@ def shaky(s3_url):
     """(a store behind a proxy, what makes the proxy's trouble)"""
     with troubled(s3_url) as (url, trouble):
         yield S3Backend(unique_prefix("t"), options(url, deadline_s=4, read_timeout_s=1)), trouble
+
+
+@pytest.fixture
+def opened(s3_url, monkeypatch):
+    """(a store behind a proxy, what makes the proxy's trouble)"""
+    with troubled(s3_url) as (url, trouble):
+        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": url}.items():
+            monkeypatch.setenv(name, value)
+        yield FsspecBackend(unique_prefix("f"), patience_s=3), trouble
 
 
 def options(url: str, **more: object) -> S3Options:
