@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Place:
         self.cache = NodeCache(self.backend)
         self.overrides = {**BASE, "eval_interval": None, "eval_config": None, **overrides}
         self._url = url
+        self._closing: list[asyncio.Task[None]] = []
 
     def worker(self) -> RolloutWorker:
         config = load_config(self._source, self.overrides)
@@ -39,6 +41,7 @@ class Place:
         """A new owner's worker, with its gate open."""
         worker = self.worker()
         await worker.setup()
+        self._closing.append(close_at_the_end(worker))
         await worker.fence(epoch)
         await worker.set_engines([self._url])
         await worker.open_gate()
@@ -68,3 +71,18 @@ class Place:
         """The grader digest of every row."""
         files = open_groups(self.cache, list(seal.groups))
         return [one for f, batch in files.values() for one in f.rows(batch).texts("grader_digest")]
+
+
+def close_at_the_end(worker: RolloutWorker) -> asyncio.Task[None]:
+    """Leaves no connection, server or process of a worker behind when its loop ends, which cancels
+    this task. The caller keeps it."""
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await worker._gate.aclose()
+            await worker._gateway.close()
+            await worker._hub.close()
+
+    return asyncio.create_task(waits())

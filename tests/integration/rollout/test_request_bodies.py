@@ -11,7 +11,7 @@ import pytest
 
 from slime_core.data.tokenizer import load_tokenizer
 from slime_core.rollout.settings import EvalJob
-from tests.integration.rollout.places import Place
+from tests.integration.rollout.places import Place, close_at_the_end
 
 HELD_OUT = "configs/quickstart/heldout.jsonl@[0:3]"
 Body = dict[str, Any]
@@ -186,9 +186,11 @@ def test_media_are_in_requests_and_in_the_store(tmp_path, engine):
             plain.chat_template = TEMPLATE
             patch.setattr("slime_core.rollout.worker.load_tokenizer", lambda folder: plain)
             await worker.setup()
+        closing = close_at_the_end(worker)
         await worker.fence(0)
         await worker.set_engines([url])
         await worker.open_gate()
+        assert not closing.done()
         return await place.segment(worker, 0)
 
     seal = asyncio.run(body())

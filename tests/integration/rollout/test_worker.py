@@ -19,6 +19,7 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.documents import read_document
 from slime_core.store.parts import list_parts
 from slime_core.store.seal import adopt, read_seal
+from tests.integration.rollout.places import close_at_the_end
 
 GROUPS = 6
 OVERRIDES = {
@@ -40,6 +41,7 @@ class Place:
         self.folder = folder
         self.backend = open_backend(str(folder / "store" / "r"))
         self._url = url
+        self._closing: list[asyncio.Task[None]] = []
 
     def worker(self) -> RolloutWorker:
         config = load_config("configs/quickstart.yaml", OVERRIDES)
@@ -51,6 +53,7 @@ class Place:
         """A new owner's worker, with its gate open."""
         worker = self.worker()
         await worker.setup()
+        self._closing.append(close_at_the_end(worker))
         await worker.fence(epoch)
         await worker.set_engines([self._url])
         await worker.open_gate()
