@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_core.errors import RewardError
 from slime_core.rewards.result import FAILED_BEFORE
+from slime_core.rollout.drawn import as_drawn
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample
 
@@ -20,19 +21,11 @@ NOT_OF_THE_PROMPT = (MARK, FAILED_BEFORE)
 
 def prompt_alone(row: Sample) -> Sample:
     """A sample of the same prompt without a response, to be answered greedily."""
-    return Sample(
-        group_index=row.group_index,
-        index=row.index,
-        attempt=row.attempt,
-        prompt=row.prompt,
-        tokens=row.tokens[: len(row.tokens) - row.response_length],
-        label=row.label,
-        metadata={
-            name: value for name, value in row.metadata.items() if name not in NOT_OF_THE_PROMPT
-        },
-        generate_function_path=row.generate_function_path,
-        custom_rm_path=row.custom_rm_path,
-    )
+    prompt = as_drawn(row)
+    prompt.metadata = {
+        name: value for name, value in row.metadata.items() if name not in NOT_OF_THE_PROMPT
+    }
+    return prompt
 
 
 def greedily(runtime: Runtime) -> Runtime:

@@ -199,6 +199,7 @@ def _scratch(runtime: Runtime, origin: Sample | None, conversation: list[Any]) -
             group_index=origin.group_index, index=origin.index, attempt=origin.attempt,
             tokens=list(origin.tokens), prompt=origin.prompt,
             apply_chat_template_kwargs=origin.apply_chat_template_kwargs,
+            multimodal_inputs=origin.multimodal_inputs,
         )  # fmt: skip
     first = next(iter(runtime.notes.get("samples", [])), Sample())
     text = render_chat(runtime.tokenizer, conversation)

@@ -15,19 +15,13 @@ from slime_core.plugins.upstream_args import ROUTER_HOST
 from slime_core.rewards.result import Score, ScoreResult
 from slime_core.rollout import generate as generation
 from slime_core.rollout.custom import BEGUN, load_generate
+from slime_core.rollout.drawn import as_drawn
 from slime_core.rollout.runtime import current
 from slime_core.sample import Sample, Status
 
 RolloutBatch = dict[str, list]
 HTTP_TIMEOUT_S = 600.0
 HTTP_PAUSE_S = 1.0
-OF_ANSWERS = (
-    "tokens", "response", "response_length", "reward", "loss_mask", "weight_versions", "spans",
-    "rollout_id", "rollout_log_probs", "rollout_top_p_token_ids", "rollout_top_p_token_offsets",
-    "rollout_routed_experts", "teacher_log_probs", "remove_sample", "status",
-    "non_generation_time", "spec_info", "prefix_cache_info",
-)  # fmt: skip
-"""What of a sample is made when it is answered."""
 CONCURRENT_REQUESTS = 4096  # the gate before the engines holds the real limit
 
 
@@ -194,9 +188,8 @@ async def _answered(args: Any, sample: Sample, sampling_params: dict[str, Any]) 
 
 
 def begin_again(sample: Sample) -> Sample:
-    """A sample as it was drawn, to be answered from its prompt on: all that no answer gave it."""
-    drawn = Sample.from_dict({n: v for n, v in sample.to_dict().items() if n not in OF_ANSWERS})
-    drawn.tokens = list(sample.tokens[: sample.prompt_length])
+    """A sample as it was drawn, to be answered from its prompt on."""
+    drawn = as_drawn(sample)
     drawn.status = Status.ABORTED
     return drawn
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from slime_core.data.render import encode
+from slime_core.engines.media import media_fields
 from slime_core.rollout.bridge import bridge, without_sampled_end
 from slime_core.rollout.runtime import Runtime
 from slime_core.sample import Sample, Status
@@ -45,6 +46,7 @@ class Turns:
             "input_ids": sample.tokens,
             "sampling_params": {**(params or {}), **runtime.sampling_params(sample)},
             "return_logprob": True,
+            **media_fields(sample.multimodal_inputs),
         }
         result = await runtime.generate(body, session=sample.session_id or sample.describe())
         meta = result["meta_info"]

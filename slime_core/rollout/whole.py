@@ -313,6 +313,10 @@ def _blank(group: Group) -> Group:
             prompt=row.prompt,
             tokens=list(row.tokens[: row.prompt_length]),
             label=row.label,
+            multimodal_inputs=row.multimodal_inputs,
+            apply_chat_template_kwargs=row.apply_chat_template_kwargs,
+            generate_function_path=row.generate_function_path,
+            custom_rm_path=row.custom_rm_path,
             metadata={"rm_type": row.metadata["rm_type"]} if "rm_type" in row.metadata else {},
         )
         for row in heads.values()

@@ -58,6 +58,14 @@ def test_a_call_is_answered_and_the_answer_is_not_trained():
     assert seeds == [0, said + told]
 
 
+def test_every_turn_carries_the_media_of_the_prompt():
+    script = Script(CALL, "42")
+    sample = prompt()
+    sample.multimodal_inputs = {"images": ["http://x/1.png"]}
+    run(script, sample)
+    assert [body["image_data"] for body in script.bodies] == [["http://x/1.png"]] * 2
+
+
 def test_turns_are_limited_and_so_is_the_length_over_all_of_them():
     assert run(Script(CALL, CALL, CALL), prompt(), max_turns=2).metadata["round_number"] == 2
     limit = len(CALL) + 1 + len("\n[tool]42~\n[assistant]") + 5

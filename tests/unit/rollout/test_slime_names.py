@@ -1,6 +1,7 @@
 """slime's own helpers: what limits mean, and what a sample that begins again keeps."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from slime_core.rollout.custom import load_generate
 from slime_core.rollout.generate import Sampling
+from slime_core.rollout.greedy import prompt_alone
 from slime_core.rollout.runtime import Runtime
 from slime_core.rollout.slime_names import GenerateState, begin_again, generate
 from slime_core.sample import FIELD_NAMES, Sample, SpecInfo, Status
@@ -82,4 +84,6 @@ def test_a_sample_that_begins_again_keeps_all_that_it_was_drawn_with():
     for name in FIELD_NAMES:
         assert getattr(again, name) == drawn.get(name, getattr(fresh, name)), name
     assert vars(again)["of_a_source"] == "mine"
+    greedy = prompt_alone(sample)
+    assert greedy == replace(again, status=Status.PENDING), "and what ReMax asks greedily"
     assert sample.response == "A", "the given one stays as it is"
