@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -30,13 +32,39 @@ class _Use:
     listed: bool = True
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Waiter:
-    """A request of `samples` sequences that waits; `turn` gets its engine, room taken already."""
+    """A request of `samples` sequences that waits; `turn` gets its engine, room taken already, and
+    is done too when nobody waits any more. `number`: in the order in which they came."""
 
+    number: int
     samples: int
     prefer: str | None
     turn: asyncio.Future[_Use]
+
+
+class _Line:
+    """Requests that wait. They have few sizes, so that the first one that fits is found without
+    looking at all of them."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, deque[_Waiter]] = {}
+
+    def add(self, waiter: _Waiter) -> None:
+        self._by_size.setdefault(waiter.samples, deque()).append(waiter)
+
+    def first(self, fits: Callable[[int], bool] = lambda _: True) -> _Waiter | None:
+        """Who came first of those whose size fits."""
+        found = [self._head(size) for size in list(self._by_size) if fits(size)]
+        return min((one for one in found if one), key=lambda one: one.number, default=None)
+
+    def _head(self, size: int) -> _Waiter | None:
+        waiting = self._by_size[size]
+        while waiting and waiting[0].turn.done():
+            waiting.popleft()
+        if not waiting:
+            del self._by_size[size]
+        return waiting[0] if waiting else None
 
 
 class EngineGate:
@@ -57,8 +85,9 @@ class EngineGate:
         self._engines: dict[str, _Use] = {}
         self._down: dict[str, str] = {}
         self._open = False
-        self._going_on: dict[_Waiter, None] = {}
-        self._new: dict[_Waiter, None] = {}
+        self._going_on = _Line()
+        self._new = _Line()
+        self._numbers = itertools.count()
 
     async def set_engines(self, urls: list[str]) -> None:
         """Replaces the usable engines; requests in flight to others run to their end."""
@@ -128,20 +157,19 @@ class EngineGate:
         await self.set_engines([])
 
     async def _take(self, samples: int, wait_s: float, continues: bool, prefer: str | None) -> _Use:
-        waiter = _Waiter(samples, prefer, asyncio.get_running_loop().create_future())
+        turn: asyncio.Future[_Use] = asyncio.get_running_loop().create_future()
         line = self._going_on if continues else self._new
-        line[waiter] = None
+        line.add(_Waiter(next(self._numbers), samples, prefer, turn))
         self._admit()
         clock = asyncio.timeout(wait_s)
         try:
             async with clock:
-                return await waiter.turn
+                return await turn
         except BaseException as error:
-            if waiter.turn.done() and not waiter.turn.cancelled():
-                await self._leave(waiter.turn.result(), samples)  # its turn came too late
+            if turn.cancelled():
+                self._admit()  # new ones may have stood behind it
             else:
-                line.pop(waiter, None)
-                self._admit()
+                await self._leave(turn.result(), samples)  # its turn came too late
             if isinstance(error, TimeoutError) and clock.expired():
                 raise DeadlineError(self._waited(wait_s)) from error
             raise
@@ -157,26 +185,14 @@ class EngineGate:
     def _admit(self) -> None:
         """Gives the room there is to those that wait, in their order."""
         for line in (self._going_on, self._new):
-            admitted = []
-            for waiter in line:
-                if self._full:
-                    break
-                use = None if waiter.turn.done() else self._free(waiter.samples, waiter.prefer)
-                if use is not None:
-                    use.samples += waiter.samples
-                    use.requests += 1
-                    waiter.turn.set_result(use)
-                    admitted.append(waiter)
-            for waiter in admitted:
-                del line[waiter]
-            if any(not waiter.turn.done() for waiter in self._going_on):
-                return  # new ones stand behind them
-
-    @property
-    def _full(self) -> bool:
-        """Not even one sequence has room."""
-        least = min((use.samples for use in self._engines.values()), default=self._concurrency)
-        return not self._open or least >= self._concurrency
+            while (waiter := line.first(lambda size: self._free(size) is not None)) is not None:
+                use = self._free(waiter.samples, waiter.prefer)
+                assert use is not None
+                use.samples += waiter.samples
+                use.requests += 1
+                waiter.turn.set_result(use)
+            if self._going_on.first() is not None:
+                return  # new ones stand behind it
 
     def _free(self, samples: int, prefer: str | None = None) -> _Use | None:
         """The preferred engine if it has room, else the least busy one with room; one that is

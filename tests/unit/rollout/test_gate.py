@@ -243,6 +243,33 @@ def test_one_that_needs_more_room_than_there_is_holds_up_no_smaller_one():
     run(scenario)
 
 
+def test_the_work_for_a_request_does_not_grow_with_those_that_wait():
+    """Also where the room that is left is too small for all of them."""
+    looks: list[int] = []
+
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        free = gate._free
+        await gate.set_engines(["a"])
+        await gate.open()
+
+        def counted(*given: Any) -> Any:
+            looks[-1] += 1
+            return free(*given)
+
+        gate._free = counted  # type: ignore[method-assign]
+
+        async def request() -> None:
+            async with gate.engine(3, SOON_S):
+                await asyncio.sleep(0)
+
+        for count in (100, 1000):
+            looks.append(0)
+            await asyncio.gather(*(request() for _ in range(count)))
+
+    run(scenario)
+    assert looks[1] < 12 * looks[0], "ten times the requests"
+
+
 def test_continuations_go_before_new_requests():
     async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
         order: list[str] = []
