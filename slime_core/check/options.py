@@ -41,8 +41,10 @@ def check_megatron(
     for name, value in settings.megatron.items():
         one = replace(settings, megatron={name: value})
         findings.attempt(lambda s=one: resolve(s, shape, classes))
+    resolved = None
     if len(findings.problems) == before:
-        resolved = resolve(settings, shape, classes)
+        resolved = findings.attempt(lambda: resolve(settings, shape, classes))
+    if resolved is not None:
         findings.attempt(resolved.settings.check)
         findings.attempt(lambda: check_recompute(resolved.transformer))
         findings.attempt(lambda: check_divisible(resolved.settings, shape, resolved.transformer))

@@ -69,13 +69,13 @@ def with_virtual_stages(
         count = value
         if name == "num_layers_per_virtual_pipeline_stage":
             at_once = settings.pipeline_model_parallel_size * value
-            if shape.num_layers % at_once:
+            if shape.num_layers % at_once and settings.pipeline_model_parallel_size > 1:
                 raise ConfigError(
                     f"{name} {value} x pipeline_model_parallel_size "
                     f"{settings.pipeline_model_parallel_size} = {at_once} does not divide the "
                     f"model's {shape.num_layers} layers"
                 )
-            count = shape.num_layers // at_once
+            count = max(1, shape.num_layers // at_once)
         counts[name] = count
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} gives {count}" for name, count in counts.items())

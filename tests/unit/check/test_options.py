@@ -176,6 +176,22 @@ def test_an_interleaved_pipeline_that_cannot_be_had_is_told_before_a_start(
     assert words in found
 
 
+@pytest.mark.parametrize("layers_a_stage", [3, 4])
+def test_layers_of_a_virtual_stage_are_checked_together_with_the_stages(layers_a_stage, tmp_path):
+    path = copy_of_the_model(tmp_path / "m", num_hidden_layers=4)
+    options = {
+        "num_layers_per_virtual_pipeline_stage": layers_a_stage,
+        "pipeline_model_parallel_size": 2,
+    }
+    findings = Findings()
+    config = small(
+        hf_checkpoint=str(path), device="cpu", actor_num_gpus_per_node=2, megatron=options
+    )
+    assert not check_megatron(config, "cpu", read_shape(path), findings)
+    (found,) = findings.problems
+    assert f"{layers_a_stage} x pipeline_model_parallel_size 2 = {2 * layers_a_stage}" in found
+
+
 def test_an_interleaved_pipeline_that_divides_the_layers_is_fine(tmp_path):
     assert problems_of_interleaved(tmp_path, 2, 4) == []
     assert problems_of_interleaved(tmp_path, 4, 4, overlap_p2p_comm=True) == []
