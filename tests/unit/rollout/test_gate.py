@@ -227,7 +227,7 @@ def test_one_that_needs_more_room_than_there_is_holds_up_no_smaller_one():
         ends.set()
         tasks = []
         for name, samples, until in [
-            ("stays", 6, stays), ("leaves", 2, leaves), ("large", 4, ends), ("small", 1, ends),
+            ("stays", 7, stays), ("leaves", 1, leaves), ("large", 4, ends), ("small", 1, ends),
             ("small too", 1, ends),
         ]:  # fmt: skip
             tasks.append(asyncio.create_task(request(name, samples, until)))
@@ -235,7 +235,7 @@ def test_one_that_needs_more_room_than_there_is_holds_up_no_smaller_one():
         assert order == ["stays", "leaves"]
         leaves.set()
         await asyncio.wait_for(asyncio.gather(tasks[3], tasks[4]), SOON_S)
-        assert order == ["stays", "leaves", "small", "small too"], "2 fit beside 6, 4 do not"
+        assert order == ["stays", "leaves", "small", "small too"], "1 fits beside 7, 4 do not"
         stays.set()
         await asyncio.wait_for(asyncio.gather(*tasks), SOON_S)
         assert order[-1] == "large"

@@ -247,7 +247,7 @@ def test_a_draw_that_is_under_way_does_not_hold_the_loop(tmp_path):
         one = WholeSegment(WholeRollout.load(str(path), 30.0), 0, 3, source, Scorer(hub), Writer(),  # type: ignore[arg-type]
                            lambda groups: [])  # fmt: skip
         running = asyncio.create_task(one.run(runtime, args))
-        while not runtime.abort.asked:  # the function has raised
+        while not source._closed:  # the function has raised, and the end waits for the draw
             await asyncio.sleep(0)
         go_on.set()
         with pytest.raises(PluginError, match="no more"):
