@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 from slime_core.errors import DeadlineError
@@ -144,8 +144,9 @@ async def together(awaitables: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def beside(name: str, work: Callable[[], T]) -> T:
-    """The result of work in a thread of its own. Unlike with `asyncio.to_thread`, neither the loop
-    nor the process waits at its end for work that nobody waits for any more."""
+    """The result of work in a thread of its own, with this context's variables. Unlike with
+    `asyncio.to_thread`, neither the loop nor the process waits at its end for work that nobody
+    waits for any more."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from now on a cancel only ends the waiting
 
@@ -155,7 +156,8 @@ async def beside(name: str, work: Callable[[], T]) -> T:
         except BaseException as error:  # it is raised where the work is awaited
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    context = copy_context()
+    threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
     return await asyncio.wrap_future(outcome)
 
 
