@@ -4,6 +4,9 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
+
+import pytest
 
 FOLDER = tempfile.mkdtemp(prefix="slime-tests-")
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
@@ -17,3 +20,14 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
 }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test logged goes to another process, which takes text that is UTF-8 only."""
+    report = yield
+    report.sections = [
+        (title, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+        for title, text in report.sections
+    ]
+    return report

@@ -22,7 +22,7 @@ from slime_core.errors import ConfigError
 from slime_core.waits import poll
 
 ROOT = Path(__file__).parents[1]
-START_S = 90.0
+START_S = 240.0
 END_S = 60.0
 STRANGER = """
 import os, ray, sys

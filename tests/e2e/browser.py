@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from slime_core.waits import poll
 
-START_TIMEOUT_S, TEXT_TIMEOUT_S, CALL_TIMEOUT_S = 60.0, 60.0, 30.0
+START_TIMEOUT_S, TEXT_TIMEOUT_S, CALL_TIMEOUT_S = 180.0, 180.0, 90.0
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",

@@ -15,8 +15,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
-RUN_TIMEOUT_S = 240.0
-DEATH_TIMEOUT_S = 20.0
+RUN_TIMEOUT_S = 400.0
+DEATH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import httpx
 from slime_core.waits import poll
 from tests.e2e.runs import ROOT
 
-COMMAND_TIMEOUT_S = 150.0
-RUN_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 300.0
+RUN_TIMEOUT_S = 400.0
 SHORT = {"eval_interval": 1000, "skip_eval_before_train": True}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
@@ -72,12 +72,12 @@ class Services:
         )
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.address('server')}/api{path}", timeout=20)
+        answer = httpx.get(f"{self.address('server')}/api{path}", timeout=90)
         answer.raise_for_status()
         return answer.json()
 
     def post(self, path: str, content: dict[str, Any]) -> Any:
-        answer = httpx.post(f"{self.address('server')}/api{path}", json=content, timeout=20)
+        answer = httpx.post(f"{self.address('server')}/api{path}", json=content, timeout=90)
         answer.raise_for_status()
         return answer.json()
 

@@ -18,7 +18,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 def slime(*arguments, **environment) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*SLIME, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
     )  # fmt: skip
 
 

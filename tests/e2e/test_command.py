@@ -33,7 +33,7 @@ def rows(run: RunFolder, query: str) -> list[tuple]:
 
 
 def ended(children: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=90)
     assert not alive, [" ".join(child.cmdline()[:4]) for child in alive]
 
 
@@ -84,7 +84,7 @@ def test_a_signal_ends_the_run_and_it_resumes(tmp_path, number, status):
     printed(process, "2 of 200 done")
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == status, output
     assert "stopping" in output and "stopped; the same command goes on" in output
     assert "Traceback" not in output
@@ -101,14 +101,14 @@ def test_a_second_ctrl_c_kills(tmp_path):
     run = RunFolder(tmp_path)
     process = start(run, "--num-rollout", "200", hold_at="train@1")
     poll("the run to hold", 120, lambda: (tmp_path / "train@1").exists() or None)
-    refused = subprocess.run(command(run), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(command(run), cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert refused.returncode == 1 and "belongs to process" in refused.stderr
     assert "starting" not in refused.stdout, "a run in use is refused before anything is started"
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     printed(process, "stopping")
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "stopped; the same command goes on" in output
     ended(children)
@@ -122,7 +122,7 @@ def test_a_rollout_worker_beyond_its_budget_ends_the_run_in_one_sentence(tmp_pat
     poll("the run to hold", 120, lambda: (tmp_path / held).exists() or None)
     children = psutil.Process(process.pid).children(recursive=True)
     psutil.Process(int((tmp_path / held).read_text())).kill()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 1, output
     said = output.split("1 of 3 done")[1].strip().splitlines()[1:]
     assert len(said) == 2, output

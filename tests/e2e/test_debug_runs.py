@@ -12,7 +12,7 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.verify import verify_run
 from tests.e2e.runs import RunFolder, finish, kill_when_held, start
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 FLAGS = ("--no-prefect", "--num-rollout", "3", "--sglang-enable-deterministic-inference")
 NO_EVAL = ("--eval-interval", "100", "--skip-eval-before-train")
 

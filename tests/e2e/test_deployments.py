@@ -76,7 +76,7 @@ def test_up_shows_what_runs_and_starts_nothing_twice(services):
     status = services.slime("status")
     assert status.count("running") == 3 and "no run is alive" in status
     assert services.address("server") in status and "server.log" in status
-    assert "MLflow" in httpx.get(services.address("mlflow"), timeout=20).text
+    assert "MLflow" in httpx.get(services.address("mlflow"), timeout=90).text
 
 
 def test_the_form_has_every_field_with_its_meaning(services):

@@ -17,7 +17,7 @@ PARTIAL = (*FLAGS, "--partial-rollout", "--rollout-max-response-len", "40")
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_killed_run_with_a_filter_trains_the_same_groups(tmp_path: Path) -> None:
     untouched, killed = RunFolder(tmp_path / "untouched"), RunFolder(tmp_path / "killed")
     finish(start(untouched, *FILTER), untouched)
@@ -33,7 +33,7 @@ def test_a_killed_run_with_a_filter_trains_the_same_groups(tmp_path: Path) -> No
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_partial_answers_survive_a_kill_and_end_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     kill_when_held(start(run, *PARTIAL, hold_at="generate-middle@1"), run, "generate-middle@1")

@@ -53,7 +53,7 @@ def test_a_signal_during_the_start_ends_everything_in_words(tmp_path, moment, ho
         if moment in line:
             break
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     output = seen + output
     assert process.returncode == status, output
     assert "the same command goes on" in output
@@ -74,7 +74,7 @@ def test_a_signal_while_the_command_loads_ends_it(tmp_path, how):
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(number)
-    output, errors = process.communicate(timeout=50)
+    output, errors = process.communicate(timeout=180)
     assert (process.returncode, errors) == (status, "")
     assert "the same command goes on" in output
 

@@ -26,7 +26,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_two_kills_lose_nothing(untouched: RunFolder, tmp_path: Path) -> None:
     check_chain(RunFolder(tmp_path), untouched, TWO)
 

@@ -11,7 +11,7 @@ from slime_core.waits import poll
 from tests.e2e.runs import RunFolder, finish, start
 from tests.mlflow_server import MlflowServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 ITERATIONS, INTERVAL = 24, 4
 
 

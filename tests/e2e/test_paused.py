@@ -19,7 +19,7 @@ from tests.e2e.runs import ROOT, RunFolder, finish, start
 from tests.e2e.test_run_on_s3 import ROWS, mirrored
 from tests.s3 import BUCKET, ENVIRONMENT, moto_server, troubled
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 FLAGS = ("--no-prefect", "--num-rollout", "5", "--eval-interval", "100", "--skip-eval-before-train")
 
 
@@ -28,7 +28,7 @@ def status(run: RunFolder, *flags: str) -> list[dict[str, object]]:
     command = [sys.executable, "-m", "flows.cli.main", "status", "--json"]
     done = subprocess.run(
         [*command, "--workspace", str(run.workspace), *flags],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode in (0, 3), done.stderr
     return [row for row in map(json.loads, done.stdout.splitlines()) if "run" in row]

@@ -20,14 +20,14 @@ FLAGS = (
 def slime(run: RunFolder, name: str, *flags: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli.main", name, *flags, "--workspace", str(run.workspace)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_replay_and_fork(tmp_path: Path) -> None:
     base, twig = RunFolder(tmp_path, "base"), RunFolder(tmp_path, "twig")
     finish(start(base, *FLAGS), base)
@@ -61,7 +61,7 @@ def test_replay_and_fork(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_resume_replays_each_iteration_with_the_learning_rate_of_its_time(tmp_path: Path) -> None:
     """Two iterations at one rate and one at another, never saved: both kinds are replayed."""
     run = RunFolder(tmp_path, "rates")

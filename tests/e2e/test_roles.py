@@ -25,7 +25,7 @@ CRITIC = (
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("flags", [KL_LOSS, CRITIC], ids=["kl-loss", "critic"])
 def test_a_killed_run_ends_with_the_same_weights(flags: tuple[str, ...], tmp_path: Path) -> None:
     untouched, killed = RunFolder(tmp_path / "untouched"), RunFolder(tmp_path / "killed")

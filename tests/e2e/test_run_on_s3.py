@@ -28,7 +28,7 @@ def store_url(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_run_goes_on_from_s3_on_another_machine(store_url: str, tmp_path: Path) -> None:
     flags = (
         *("--store-url", store_url, "--no-prefect", "--save-interval", "2"),

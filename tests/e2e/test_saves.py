@@ -21,7 +21,7 @@ def audited(run: RunFolder, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [sys.executable, "-m", "flows.cli.main", "audit", *arguments,
          "--workspace", str(run.workspace)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def content(run: RunFolder) -> dict[Path, bytes]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing(
     tmp_path: Path,
 ) -> None:

@@ -83,7 +83,7 @@ def start_engine(folder: Path, wait: bool = True, threads: int = 1, **options) -
     )
     engine.start()
     if wait:
-        engine.wait_healthy(60)
+        engine.wait_healthy(240)
     return engine
 
 

@@ -304,7 +304,7 @@ def test_deterministic_engines_agree_to_the_bit(own_engine):
         for threads in (1, 2)
     ]
     for engine in engines:
-        engine.wait_healthy(60)
+        engine.wait_healthy(240)
     quiet, busy = engines
     sampling = {"max_new_tokens": 100, "temperature": 1.0, "ignore_eos": True, "sampling_seed": 77}
     request = GenerateRequest(PROMPT, sampling, logprob_start=0)

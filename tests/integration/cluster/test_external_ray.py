@@ -23,7 +23,7 @@ from slime_core.waits import poll
 from tests.e2e.runs import QUICKSTART, ROOT, RUN_TIMEOUT_S, RunFolder, finish, start
 from tests.ray_cluster import Cluster, Probe, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ITERATIONS = 4
 FLAGS = (
     *("--num-rollout", str(ITERATIONS), "--eval-interval", "2"),
@@ -76,14 +76,14 @@ def killed_at(point: str, run: RunFolder, cluster: Cluster, *flags: str) -> list
     command.kill()
     for process in outside:
         process.kill()
-    command.communicate(timeout=20)
+    command.communicate(timeout=90)
     marker.unlink()
     return cluster.of_runs()
 
 
 def slime(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.cli.main", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def test_a_run_trains_there_and_the_cluster_lives_on(cluster, untouched, tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_gpus_are_asked_for_by_the_supervisor_and_handed_on(cluster, tmp_path):
         try:
             here.start()
             probe = here.spawn("probe", Probe, {"num_cpus": 0, "max_restarts": 0})
-            node, visible = ray.get(probe.seen.remote(), timeout=60)
+            node, visible = ray.get(probe.seen.remote(), timeout=180)
             assert node != ray.get_runtime_context().get_node_id()
             assert sorted(visible.split(",")) == ["0", "1"]
             options = {"device": "cpu", "dtype": "float32"}
@@ -233,7 +233,7 @@ def test_gpus_are_asked_for_by_the_supervisor_and_handed_on(cluster, tmp_path):
             engine = here.engine(EngineOrder("embedded", model, paths.logs / "e.log", options))
             assert "127.0.0.1" not in engine.url, "the command has to reach it, too"
             engine.start()
-            engine.wait_healthy(60.0)
+            engine.wait_healthy(240)
             assert engine.alive
         finally:
             here.stop()

@@ -11,8 +11,8 @@ from flows.server import OwnServer
 def server(tmp_path_factory):
     """Our own server process, with an empty database."""
     own = OwnServer.start(tmp_path_factory.mktemp("workspace"))
-    own.wait_healthy(90)
+    own.wait_healthy(240)
     with temporary_settings({PREFECT_API_URL: own.api_url, PREFECT_CLIENT_MAX_RETRIES: 2}):
         yield own
-        EventsWorker.drain_all(timeout=60)
+        EventsWorker.drain_all(timeout=180)
     own.stop()

@@ -31,11 +31,11 @@ def artifacts_of(key: str):
 
 def events_of(server, run_id: str, count: int):
     """All events of a run, once the server has written that many."""
-    EventsWorker.drain_all(timeout=60)
+    EventsWorker.drain_all(timeout=180)
     of_run = {"event": {"prefix": ["slime."]}, "resource": {"id": [f"slime.run.{run_id}"]}}
 
     def look():
-        answer = httpx.post(f"{server.api_url}/events/filter", json={"filter": of_run}, timeout=20)
+        answer = httpx.post(f"{server.api_url}/events/filter", json={"filter": of_run}, timeout=90)
         found = answer.raise_for_status().json()["events"]
         return found if len(found) >= count else None
 
@@ -138,14 +138,14 @@ def test_an_automation_takes_an_alert_as_its_trigger(server, tmp_path):
 
     run.hooks = {("train", 1): trouble}
     run.train()
-    EventsWorker.drain_all(timeout=60)
+    EventsWorker.drain_all(timeout=180)
     fired = {
         "event": {"name": ["prefect.automation.action.executed"]},
         "resource": {"id": [f"prefect.automation.{made.id}"]},
     }
 
     def look():
-        answer = httpx.post(f"{server.api_url}/events/filter", json={"filter": fired}, timeout=20)
+        answer = httpx.post(f"{server.api_url}/events/filter", json={"filter": fired}, timeout=90)
         return answer.raise_for_status().json()["events"] or None
 
     assert len(poll("the automation's action", 60, look, interval_s=0.5)) == 1
@@ -203,7 +203,7 @@ def test_signs_of_life_of_a_run_are_kept_for_a_while(server, tmp_path, monkeypat
 
 def settled(database, runs):
     """Waits until the server has written all events of these flow runs."""
-    EventsWorker.drain_all(timeout=60)
+    EventsWorker.drain_all(timeout=180)
     query = "select count(*) from task_run where flow_run_id = ? and state_type = 'COMPLETED'"
     events = "select count(*) from event_resources where resource_id = ?"
 

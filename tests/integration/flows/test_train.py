@@ -52,7 +52,7 @@ def tasks_of(flow_run):
 
 def recorded_tasks_of(flow_run, count: int):
     """The same once all are there and final: Prefect records task runs a little late."""
-    EventsWorker.drain_all(timeout=60)
+    EventsWorker.drain_all(timeout=180)
 
     def ready():
         found = tasks_of(flow_run)

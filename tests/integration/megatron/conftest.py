@@ -21,7 +21,7 @@ from tests.integration.megatron.algorithm_runs import near_policy
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(Path(__file__).parent))  # spawned processes inherit it and find jobs.py
 
-JOB_TIMEOUT_S = 120.0
+JOB_TIMEOUT_S = 400.0
 
 
 def new_pool() -> ProcessPoolExecutor:

@@ -16,7 +16,7 @@ from tests.integration.megatron.algorithm_runs import near_policy
 from tests.integration.megatron.conftest import free_ports, new_pool
 from tests.integration.megatron.invariance import CASES, LAYOUTS, Layout, Outcome, largest_gaps
 
-LAYOUT_TIMEOUT_S = 280.0
+LAYOUT_TIMEOUT_S = 560.0
 NUMBERS = 1e-5
 GRADIENT = 1e-5
 WEIGHTS = 1e-6

@@ -12,7 +12,7 @@ from slime_core.engines.launcher import EngineProcess, engine_process, free_port
 from slime_core.waits import apoll
 
 MODEL = Path(__file__).parents[3] / "configs/quickstart/model"
-START_S = 60.0
+START_S = 240.0
 OPTIONS = {"enable_deterministic_inference": True, "weight_version": "l0-1"}
 
 

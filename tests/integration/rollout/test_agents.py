@@ -30,7 +30,7 @@ async def agent(base_url, api_key, sample):
     messages = [{"role": "user", "content": sample.prompt}]
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}) as client:
         for number in range(3):
-            answer = await client.post(f"{base_url}/chat/completions", timeout=60,
+            answer = await client.post(f"{base_url}/chat/completions", timeout=180,
                                        json={"model": "m", "messages": messages})
             said = answer.json()["choices"][0]["message"]["content"]
             with SEEN.open("a") as file:
@@ -51,7 +51,7 @@ async def ask(base_url, api_key, sample):
     head, body = {"authorization": f"Bearer {api_key}"}, {
         "messages": [{"role": "user", "content": sample.prompt}]}
     async with httpx.AsyncClient(headers=head) as client:
-        return await client.post(f"{base_url}/chat/completions", json=body, timeout=60)
+        return await client.post(f"{base_url}/chat/completions", json=body, timeout=180)
 
 async def agent(base_url, api_key, sample):
     kind = sample.index % 4
@@ -132,7 +132,7 @@ def test_a_killed_worker_costs_at_most_the_turns_that_were_under_way(tmp_path, u
     plugin = cut.overrides["agent_path"]
     done = subprocess.run(
         [sys.executable, "-c", WORK, str(cut.folder), url, plugin],
-        env={**os.environ, "KILL_AT": str(turns // 2)}, timeout=120, check=False,
+        env={**os.environ, "KILL_AT": str(turns // 2)}, timeout=300, check=False,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
@@ -195,7 +195,7 @@ import httpx
 async def agent(base_url, api_key, sample):
     head = {"authorization": f"Bearer {api_key}"}
     with httpx.Client(headers=head) as client:
-        answer = client.post(f"{base_url}/chat/completions", timeout=60, json={
+        answer = client.post(f"{base_url}/chat/completions", timeout=180, json={
             "messages": [{"role": "user", "content": sample.prompt}]})
     return float(answer.status_code == 200)
 """

@@ -21,7 +21,7 @@ from slime_core.waits import Deadline, poll
 
 ROOT = Path(__file__).parents[3]
 MARK = "SLIME_TEST_MARK"
-START_S = 120.0
+START_S = 240.0
 
 
 def marked(mark: str) -> list[psutil.Process]:

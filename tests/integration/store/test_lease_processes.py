@@ -38,7 +38,7 @@ def test_of_several_starts_at_once_one_owns_the_run(tmp_path: Path):
     ]
     for worker in workers:
         worker.start()
-    found = [results.get(timeout=60) for _ in workers]
+    found = [results.get(timeout=180) for _ in workers]
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
@@ -73,7 +73,7 @@ def test_a_killed_owner_is_followed_at_once_and_a_living_one_never(tmp_path: Pat
             assert f"process {owner.pid}" in str(error)
         owner.send_signal(signal.SIGKILL)
         owner.wait(30)
-        owner.communicate(timeout=30)
+        owner.communicate(timeout=90)
     began = time.monotonic()
     with Lease.acquire(backend) as lease:
         assert lease.epoch == 3 and time.monotonic() - began < 20

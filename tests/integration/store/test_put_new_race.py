@@ -32,7 +32,7 @@ def test_each_round_has_exactly_one_winner(tmp_path: Path):
     ]
     for worker in workers:
         worker.start()
-    won = dict(wins.get(timeout=120) for _ in workers)
+    won = dict(wins.get(timeout=300) for _ in workers)
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0

@@ -63,7 +63,7 @@ def test_a_stop_does_not_wait_for_a_store_that_is_away(s3_url, tmp_path, monkeyp
         process.stdin.flush()
         assert process.stdout.readline() == "paused\n"
         process.terminate()
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         assert output.endswith("a clean end\n") and process.returncode == 143
         trouble.away = None
         backend = open_backend(root)

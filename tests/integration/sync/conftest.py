@@ -20,8 +20,8 @@ from slime_core.engines.launcher import EngineProcess, engine_process, free_port
 from slime_core.weights.sync.canary import CanaryReading, canary_tokens
 
 MODEL = Path(__file__).parents[3] / "configs/quickstart/model"
-START_S = 60.0
-CALL_S = 60.0
+START_S = 240.0
+CALL_S = 240.0
 sys.path.insert(0, str(Path(__file__).parents[3]))  # spawned processes inherit it
 
 

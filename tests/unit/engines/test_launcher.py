@@ -126,13 +126,13 @@ def test_start_wait_terminate(tmp_path):
     engine.start()
     with pytest.raises(EngineError, match="runs already"):
         engine.start()
-    engine.wait_healthy(20)
+    engine.wait_healthy(240)
     assert engine.alive and engine.returncode is None
     assert os.getpgid(engine.pid) == engine.pid  # a Ctrl-C at the terminal does not reach it
     assert engine.terminate(10) == -signal.SIGTERM
     assert not engine.alive
     engine.start()
-    engine.wait_healthy(20)
+    engine.wait_healthy(240)
     assert engine.kill() == -signal.SIGKILL
 
 
@@ -157,7 +157,7 @@ def test_an_early_death_quotes_the_log(tmp_path):
     engine = process([sys.executable, "-c", "raise SystemExit('no such model')"], tmp_path)
     engine.start()
     with pytest.raises(EngineError, match=r"ended with status 1; the end of .*\n.*no such model"):
-        engine.wait_healthy(20)
+        engine.wait_healthy(240)
     engine.kill()
 
 
@@ -183,7 +183,7 @@ def test_the_child_does_not_die_with_the_thread_that_started_it(tmp_path):
     thread = threading.Thread(target=engine.start)
     thread.start()
     thread.join()
-    engine.wait_healthy(20)
+    engine.wait_healthy(240)
     engine.kill()
 
 
@@ -287,7 +287,7 @@ engine = engine_process("embedded", {str(model_path)!r}, {port}, {str(tmp_path /
 thread = threading.Thread(target=engine.start)
 thread.start()
 thread.join()
-engine.wait_healthy(60)
+engine.wait_healthy(240)
 print(engine.pid, flush=True)
 time.sleep(600)
 """

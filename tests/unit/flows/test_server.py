@@ -99,7 +99,7 @@ def test_a_server_that_cannot_start_quotes_its_log(tmp_path):
     own = OwnServer.start(tmp_path)
     try:
         with pytest.raises(ServerError, match=r"server.log:\n(.|\n)*database"):
-            own.wait_healthy(90)
+            own.wait_healthy(240)
     finally:
         own.stop()
 
@@ -110,7 +110,7 @@ def test_it_serves_from_the_workspace_and_dies_with_its_parent(tmp_path):
         from pathlib import Path
         from flows.server import OwnServer
         own = OwnServer.start(Path({str(tmp_path)!r}))
-        own.wait_healthy(90)
+        own.wait_healthy(240)
         print(own.process.pid, own.url, flush=True)
         time.sleep(600)
     """
