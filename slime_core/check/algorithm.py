@@ -28,5 +28,6 @@ def _by_group(config: RunConfig) -> bool:
         algorithm.custom_advantage_function_path,
         algorithm.use_opd,
         config.rewards.custom_reward_post_process_path,
+        config.rewards.custom_convert_samples_to_train_data_path,
     )
     return not any(others)

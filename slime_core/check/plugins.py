@@ -25,6 +25,8 @@ from slime_core.rollout.whole import evaluation_path, load_rollout, training_pat
 from slime_core.stages.batch_hooks import load_batch_hook
 from slime_core.tools.interface import load_tools
 
+CONVERT = "custom_convert_samples_to_train_data_path"
+
 
 def check_rewards(config: RunConfig, datasets: list[EvalDataset], findings: Findings) -> None:
     """Loads what grades samples, in training and in each evaluation dataset."""
@@ -75,6 +77,8 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     findings.attempt(lambda: load_batch_hook(removes, "groups"), "rollout_sample_filter_path")
     process = config.rewards.custom_reward_post_process_path
     findings.attempt(lambda: load_batch_hook(process, "samples"), "custom_reward_post_process_path")
+    convert = config.rewards.custom_convert_samples_to_train_data_path
+    findings.attempt(lambda: load_batch_hook(convert, "samples"), CONVERT)
     for flag, path in asked(config).items():
         findings.attempt(lambda f=flag, p=path: load_log_hook(f, p), flag)
     findings.attempt(lambda: load_tools(rollout.tool_paths), "tool_paths")

@@ -120,6 +120,9 @@ class RewardsGroup(Group):
     custom_reward_post_process_path: Numeric[str | None] = None
     """Import path of `process(args, samples) -> (raw_rewards, rewards)`, over all samples of a
     batch, in place of shaping and the group's mean and deviation."""
+    custom_convert_samples_to_train_data_path: Numeric[str | None] = None
+    """Import path of `convert(args, samples) -> dict` of per-sample lists, over all samples of a
+    batch, in place of the built-in conversion."""
     reward_error_policy: Numeric[Literal["mask", "zero", "drop", "fail"]] = "mask"
     """A sample that cannot be graded: leave it out, reward 0, drop its group, or stop the run."""
     reward_timeout_s: Operational[float] = Field(default=60.0, gt=0)

@@ -19,6 +19,7 @@ def validate(config: RunConfig) -> str | None:
         _reward,
         _reward_options,
         _shaping,
+        _convert,
         _sampling,
         _decoding,
         _length,
@@ -68,6 +69,20 @@ def _shaping(config: RunConfig) -> str | None:
             f"grows: 1 to rollout_max_response_len ({limit}), not {rewards.overlong_buffer_len}"
         )
     return None
+
+
+def _convert(config: RunConfig) -> str | None:
+    rewards = config.rewards
+    if rewards.custom_convert_samples_to_train_data_path is None:
+        return None
+    other = "custom_reward_post_process_path" if rewards.custom_reward_post_process_path else ""
+    other = other or ("reward_shaping" if rewards.reward_shaping != "none" else "")
+    if not other:
+        return None
+    return (
+        f"custom_convert_samples_to_train_data_path makes the rewards of the batch itself, so "
+        f"{other} would have no effect: leave one of them out"
+    )
 
 
 def _decoding(config: RunConfig) -> str | None:

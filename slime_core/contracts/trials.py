@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from slime_core.agents.generate import load_agent
 from slime_core.config.rollout import AGENT_GENERATE
 from slime_core.contracts.example import (
@@ -40,7 +42,7 @@ from slime_core.rollout.returned import load_buffer_filter, selected
 from slime_core.rollout.seen_source import SeenSource
 from slime_core.rollout.whole import WholeRollout, returned_groups
 from slime_core.sample import Sample
-from slime_core.stages.batch_hooks import processed_rewards, removed_rows
+from slime_core.stages.batch_hooks import converted_rows, processed_rewards, removed_rows
 from slime_core.store.draws import Draw as Logged
 from slime_core.tools.interface import load_tools
 
@@ -194,6 +196,15 @@ async def _post_process(args: Any, path: str) -> list[str]:
     return [f"raw rewards {raw.tolist()} became {[round(r, 4) for r in rewards.tolist()]}"]
 
 
+async def _convert(args: Any, path: str) -> list[str]:
+    copies, stored = ([*answered(0), *answered(1)] for _ in range(2))
+    raw = np.asarray([sample.reward for sample in stored], dtype=np.float64)
+    made = converted_rows(path, args, copies, stored, raw, np.arange(len(stored)))
+    shown = [round(reward, 4) for reward in made.rewards.tolist()]
+    return [f"of {len(stored)} rows {len(made.left_out)} were left out and {len(made.masks)} got "
+            "another mask", f"raw rewards {raw.tolist()} became {shown}"]  # fmt: skip
+
+
 async def _log(flag: str, args: Any, path: str) -> list[str]:
     groups = [answered(0), answered(1)]
     samples = [one for group in groups for one in group]
@@ -270,6 +281,7 @@ TRIALS: dict[str, Callable[[Any, str], Awaitable[list[str]]]] = {
     "buffer_filter_path": _buffer,
     "rollout_sample_filter_path": _sample_filter,
     "custom_reward_post_process_path": _post_process,
+    "custom_convert_samples_to_train_data_path": _convert,
     "data_source_path": _source,
     "rollout_function_path": _rollout,
     "tool_paths": _tool,

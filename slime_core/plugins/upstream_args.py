@@ -21,7 +21,6 @@ UPSTREAM: dict[str, Any] = {
     "sglang_router_request_timeout_secs": 14400,
     "sglang_enable_deterministic_inference": False,
     "rollout_external_engine_addrs": None,
-    "custom_convert_samples_to_train_data_path": None,
     "custom_config_path": None,
     "rollout_data_postprocess_path": None,
     "start_rollout_id": None,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from slime_core.errors import PluginError, SlimeError
+from slime_core.batching.converted import Converted, converted
+from slime_core.errors import DataError, PluginError, SlimeError
 from slime_core.plugins.load import check_signature, load
 from slime_core.plugins.user_code import no_exit, raised
 from slime_core.sample import Sample
@@ -54,6 +55,32 @@ def processed_rewards(path: str, args: Any, samples: list[Sample]) -> tuple[np.n
                 f"sample; one has the shape {column.shape}"
             )
     return raw, rewards
+
+
+def converted_rows(
+    path: str,
+    args: Any,
+    copies: list[Sample],
+    stored: Sequence[Sample],
+    raw: np.ndarray,
+    rollouts: np.ndarray,
+) -> Converted:
+    """What a function makes of the batch in place of the built-in conversion.
+
+    Args:
+        copies: [rows] what it gets and may change.
+        stored: [rows] the same samples, which it cannot reach.
+        raw: [rows] rewards as graded.
+        rollouts: [rows] rows of one rollout share a number.
+
+    Raises:
+        PluginError: it raised, or what it returned cannot be trained.
+    """
+    found = _call(path, args, "samples", copies)
+    try:
+        return converted(path, found, stored, raw, rollouts)
+    except DataError as error:
+        raise PluginError(str(error)) from error
 
 
 def _call(path: str, args: Any, argument: str, value: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from slime_core.algorithms.advantages.groups import Groups
 from slime_core.algorithms.advantages.registry import group_rewards
 from slime_core.algorithms.reward_shaping import cosine_scaled, overlong_penalty
+from slime_core.batching.converted import Converted
 from slime_core.batching.select import (
     GroupVerdict,
     choose_groups,
@@ -26,6 +27,7 @@ from slime_core.run.context import RunContext
 from slime_core.sample import Status
 from slime_core.stages.batch_hooks import processed_rewards, removed_rows
 from slime_core.stages.batch_metrics import batch_metrics, measured_metrics
+from slime_core.stages.convert import convert, converter_digest, row_changes, trained_tokens
 from slime_core.stages.rows import (
     graded,
     greedy_rewards,
@@ -56,7 +58,7 @@ def _pack(ctx: RunContext, k: int) -> Batch:
     if found is not None:
         return Batch(found.content, found.digest, found=True)
     content, measured = decide(ctx, k)
-    by = ctx.by(k) | ({"measured": measured} if measured else {})
+    by = ctx.by(k) | ({"measured": measured} if measured else {}) | converter_digest(ctx.config)
     return put_batch(ctx.backend, ctx.lease, content, by)
 
 
@@ -80,10 +82,12 @@ def decide(ctx: RunContext, k: int) -> tuple[BatchContent, dict[str, float]]:
     sizes = [len(batch) for batch in chosen]
     rollouts = rollout_ids(chosen, selection.chosen)
     removed = _removed(ctx, chosen)
-    trained = mask_sums(chosen)
-    trained[list(removed)] = 0.0
+    made = convert(ctx.config, chosen, raw, rollouts, removed)
+    left_out = () if made is None else made.left_out
+    removed = tuple(sorted({*removed, *left_out}))
+    trained = trained_tokens(mask_sums(chosen), removed, made)
     groups = Groups(raw, np.repeat(np.asarray(selection.chosen), sizes), rollouts, trained)
-    raw, rewards = _rewards(ctx, groups, chosen)
+    raw, rewards = _rewards(ctx, groups, chosen, made)
     content = BatchContent(
         iteration=k,
         groups=tuple(
@@ -103,10 +107,11 @@ def decide(ctx: RunContext, k: int) -> tuple[BatchContent, dict[str, float]]:
         metrics=seal.metrics
         | rollout_metrics(chosen, groups, seal.counts)
         | batch_metrics(chosen, groups, trained)
-        | {"rollout/rewards": float(rewards.mean())}
+        | {"rollout/rewards": float(np.delete(rewards, left_out).mean())}
         | shaping_metrics(ctx, groups.rewards, chosen)
-        | _removed_metric(removed),
+        | _removed_metrics(removed, made),
         removed=removed,
+        converted=row_changes(made),
     )
     return content, measured_metrics(chosen)
 
@@ -118,14 +123,20 @@ def _removed(ctx: RunContext, chosen: list[SampleBatch]) -> tuple[int, ...]:
     return removed_rows(path, ArgsView(ctx.config), [batch.to_samples() for batch in chosen])
 
 
-def _removed_metric(removed: tuple[int, ...]) -> dict[str, float]:
-    return {"rollout/samples/removed": float(len(removed))} if removed else {}
+def _removed_metrics(removed: tuple[int, ...], made: Converted | None) -> dict[str, float]:
+    found = {"rollout/samples/removed": float(len(removed))} if removed else {}
+    if made is not None:
+        found["rollout/samples/left_out"] = float(len(made.left_out))
+        found["rollout/samples/other_mask"] = float(len(made.masks))
+    return found
 
 
 def _rewards(
-    ctx: RunContext, groups: Groups, chosen: list[SampleBatch]
+    ctx: RunContext, groups: Groups, chosen: list[SampleBatch], made: Converted | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Raw rewards and what advantages start from, both float64 [rows]."""
+    if made is not None:
+        return made.raw_rewards, made.rewards
     path = ctx.config.rewards.custom_reward_post_process_path
     if path is None:
         known = np.concatenate([graded(batch) for batch in chosen])

@@ -34,10 +34,9 @@ def regrouped(
         DigestError: rows or overlay are damaged.
     """
     if path := config.rewards.custom_reward_post_process_path:
-        raise ConfigError(
-            f"the rewards of this batch were made by {path} (custom_reward_post_process_path), so "
-            "they cannot be made again for another algorithm or grader"
-        )
+        raise _made_by(f"{path} (custom_reward_post_process_path)")
+    if content.converted is not None or config.rewards.custom_convert_samples_to_train_data_path:
+        raise _made_by("a function (custom_convert_samples_to_train_data_path)")
     chosen = load_groups(cache, content)
     known = np.concatenate([graded(batch) for batch in chosen])
     raw = np.asarray(content.raw_rewards, dtype=np.float64)
@@ -58,6 +57,13 @@ def regrouped(
         rewards=normalised(config, groups, chosen, known).tolist(),
         raw_rewards=raw.tolist(),
         removed=tuple(sorted(removed)),
+    )
+
+
+def _made_by(function: str) -> ConfigError:
+    return ConfigError(
+        f"the rewards of this batch were made by {function}, so they cannot be made again for "
+        "another algorithm or grader"
     )
 
 

@@ -6,7 +6,7 @@ rewritten, and holds nothing that depends on the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,36 @@ class BatchGroup:
 
 
 @dataclass(frozen=True)
+class RowChanges:
+    """What a function over the batch made other than the stored rows say, by row.
+
+    Attributes:
+        masks: (start, length) of the trained stretches of the response.
+        truncated: 1 or 0.
+        metadata: `train_metadata` as text (store.values); None takes it away.
+    """
+
+    masks: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    truncated: Mapping[int, int] = field(default_factory=dict)
+    metadata: Mapping[int, str | None] = field(default_factory=dict)
+
+    def to_body(self) -> dict[str, Any]:
+        return {
+            "masks": {str(row): [list(one) for one in mask] for row, mask in self.masks.items()},
+            "truncated": {str(row): value for row, value in self.truncated.items()},
+            "metadata": {str(row): text for row, text in self.metadata.items()},
+        }
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> RowChanges:
+        return cls(
+            {int(row): tuple((s, n) for s, n in mask) for row, mask in body["masks"].items()},
+            {int(row): value for row, value in body["truncated"].items()},
+            {int(row): text for row, text in body["metadata"].items()},
+        )
+
+
+@dataclass(frozen=True)
 class BatchContent:
     """What pack decided. Rows are those of `groups`, one group after another.
 
@@ -45,7 +75,8 @@ class BatchContent:
         overlays: digest of each score overlay that was applied, by scorer.
         tokens: response tokens of all rows.
         metrics: what is told about the generated batch, by metric name.
-        removed: rows that a filter over the batch took out of the loss.
+        removed: rows that a function over the batch took out of the loss.
+        converted: what a function that made the batch changed of its rows; None without one.
     """
 
     iteration: int
@@ -61,6 +92,7 @@ class BatchContent:
     tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     removed: tuple[int, ...] = ()
+    converted: RowChanges | None = None
 
     @property
     def rows(self) -> int:
@@ -110,6 +142,8 @@ def put_batch(
     }
     if content.removed:
         body["removed"] = list(content.removed)
+    if content.converted is not None:
+        body["converted"] = content.converted.to_body()
     key = layout.batch(content.iteration)
     return _batch(put_document(backend, key, body, by, owner=owner))
 
@@ -136,6 +170,10 @@ def _check(content: BatchContent) -> None:
         raise DataError(f"{name}: its steps name a row twice or one that is not there")
     if any(not 0 <= row < content.rows for row in content.removed):
         raise DataError(f"{name}: it takes out a row that is not there")
+    made = content.converted or RowChanges()
+    changed = {*made.masks, *made.truncated, *made.metadata}
+    if any(not 0 <= row < content.rows for row in changed):
+        raise DataError(f"{name}: it changes a row that is not there")
     missing = {group.segment for group in content.groups} - set(content.seals)
     if missing:
         raise DataError(f"{name}: groups come from unsealed segments {sorted(missing)}")
@@ -157,5 +195,6 @@ def _batch(document: Document) -> Batch:
         tokens=body["tokens"],
         metrics=body["metrics"],
         removed=tuple(body.get("removed", ())),
+        converted=RowChanges.from_body(body["converted"]) if "converted" in body else None,
     )
     return Batch(content, document.digest, document.found)

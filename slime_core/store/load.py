@@ -11,7 +11,7 @@ from slime_core.batching.types import TrainBatch, offsets_of
 from slime_core.errors import DigestError
 from slime_core.sample import Status
 from slime_core.store.backend import Backend
-from slime_core.store.batch import Batch, BatchContent
+from slime_core.store.batch import Batch, BatchContent, RowChanges
 from slime_core.store.cache import NodeCache
 from slime_core.store.columnar import Ragged, SampleBatch
 from slime_core.store.seal import StoredGroup, open_groups, read_seal
@@ -51,7 +51,8 @@ def load_groups(cache: NodeCache, content: BatchContent) -> list[SampleBatch]:
 
 
 def load_train_batch(backend: Backend, batch: Batch, cache: NodeCache | None = None) -> TrainBatch:
-    """Everything an iteration trains, in the order of its batch.
+    """Everything an iteration trains, in the order of its batch, with what a function over the
+    batch changed.
 
     Rows without a mask train every response token; removed rows train none. Tokens without
     rollout log-probs get NaN, so that nothing can use them unnoticed.
@@ -65,13 +66,18 @@ def load_train_batch(backend: Backend, batch: Batch, cache: NodeCache | None = N
     content = batch.content
     groups = load_groups(cache or NodeCache(backend), content)
     response_lengths = _column(groups, "response_length", np.int64)
+    changes = content.converted or RowChanges()
     removed = _column(groups, "remove_sample", np.bool_).copy()
     removed[list(content.removed)] = True
-    truncated = [s == Status.TRUNCATED.value for g in groups for s in g.texts("status")]
+    stored = [s == Status.TRUNCATED.value for g in groups for s in g.texts("status")]
+    truncated = np.asarray(stored, dtype=np.uint8)
+    for row, value in changes.truncated.items():
+        truncated[row] = value
     tokens = [group.tokens for group in groups]
     token_offsets = offsets_of(np.concatenate([column.lengths for column in tokens]))
     masks = _per_response(groups, "loss_mask", response_lengths, np.uint8, 1)
     response_offsets = offsets_of(response_lengths)
+    _lay_over(masks, response_offsets, changes)
     masks[np.repeat(removed, response_lengths)] = 0
     group_ids = np.repeat(
         np.array([group.group_id for group in content.groups], dtype=np.int64),
@@ -92,16 +98,35 @@ def load_train_batch(backend: Backend, batch: Batch, cache: NodeCache | None = N
         rollout_ids=np.asarray(content.rollout_ids, dtype=np.int64),
         denominators=np.asarray(content.denominators, dtype=np.float64),
         steps=content.steps,
-        truncated=np.asarray(truncated, dtype=np.uint8),
-        metadata=_metadata(groups),
+        truncated=truncated,
+        metadata=_metadata(groups, changes),
     )
 
 
-def _metadata(groups: Sequence[SampleBatch]) -> tuple[dict[str, Any] | None, ...]:
+def _lay_over(masks: np.ndarray, offsets: np.ndarray, changes: RowChanges) -> None:
+    """Puts the masks that a function over the batch made in the place of the stored ones.
+
+    Raises:
+        DigestError: one reaches beyond its response.
+    """
+    for row, trained in changes.masks.items():
+        mask = masks[offsets[row] : offsets[row + 1]]
+        mask[:] = 0
+        for start, length in trained:
+            if not 0 <= start < start + length <= len(mask):
+                raise DigestError(f"the batch trains tokens of row {row} that it does not have")
+            mask[start : start + length] = 1
+
+
+def _metadata(
+    groups: Sequence[SampleBatch], changes: RowChanges
+) -> tuple[dict[str, Any] | None, ...]:
     """[rows] `train_metadata`; () where no row has any."""
-    if not any(group.valid("train_metadata").any() for group in groups):
-        return ()
     texts = [text for group in groups for text in group.texts("train_metadata")]
+    for row, text in changes.metadata.items():
+        texts[row] = text
+    if not any(text is not None for text in texts):
+        return ()
     return tuple(None if text is None else from_json(text) for text in texts)
 
 

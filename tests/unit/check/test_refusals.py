@@ -236,6 +236,16 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             "grade.py:number: a Tool or a function is needed",
         ],
     ),
+    "a function that converts samples and does not fit": (
+        lambda folder: [
+            QUICKSTART,
+            *("--custom-convert-samples-to-train-data-path", f"{plugin(folder, ROLLOUT)}:remove"),
+        ],
+        [
+            "custom_convert_samples_to_train_data_path: ",
+            "grade.py:remove(args) does not fit: it is called as (args, samples)",
+        ],
+    ),
     "a function for groups that takes a sample": (
         lambda folder: [
             *(QUICKSTART, "--custom-rm-path", f"{plugin(folder, ROLLOUT)}:answer", "--group-rm"),

@@ -23,6 +23,7 @@ WRITTEN_FOR_SLIME = [
     ("rollout_sample_hook_path", "filters.py:note_length", "called for 4 samples"),
     ("custom_reward_post_process_path", "rewards.py:reward_post_process",
      "raw rewards [1.0, 0.0, 0.0, 1.0,"),
+    ("convert", "convert.py:convert_samples", "of 8 rows 4 were left out and 0 got another mask"),
     ("data_source_path", "source.py:EasyFirst", "(its state is kept)"),
     ("data-source-path", "source.py:Arithmetic", "(its state is kept)"),
     ("agent", "../../examples/agent.py:agent", "4 sessions became 4 rows with the turns"),
@@ -64,6 +65,8 @@ async def turns_missing(args, sample, sampling_params):
     return args.search_url
 def keeps_all(args, rollout_id, buffer, num_samples): return list(buffer)
 def one_list(args, samples): return [1.0]
+def no_masks(args, samples):
+    return {"tokens": [s.tokens for s in samples], "rewards": [1.0] * len(samples)}
 def no_gradient(args, batch, logits, mean): return mean(logits.sum(-1).detach()), {}
 def of_rows(args, batch, logits, mean): return mean(logits[:4, 0]), {}
 def too_few(args, rollout_data): rollout_data["advantages"] = rollout_data["log_probs"][1:]
@@ -96,6 +99,7 @@ class Forgets:
         ("generate", "turns_missing", "has no attribute 'search_url'"),
         ("buffer", "keeps_all", "returned 5 groups for 3"),
         ("custom_reward_post_process_path", "one_list", "must return (raw_rewards, rewards)"),
+        ("convert", "no_masks", "no_masks returned no response_lengths, loss_masks: it must"),
         ("rollout", "few", "returned 1 groups, rollout_batch_size is 3"),
         ("source", "Forgets", "after a restart, not with"),
         ("custom_loss_function_path", "two", "does not fit"),
