@@ -39,6 +39,7 @@ class AlgorithmSettings:
     calculate_per_token_loss: bool = False
     old_log_probs: Literal["auto", "recompute"] = "auto"
     max_response_len: int | None = None
+    use_routing_replay: bool = False
 
     keep_old_actor: bool = False
     old_actor_update_interval: int | None = None
@@ -97,6 +98,11 @@ class AlgorithmSettings:
             raise ConfigError("use_opd needs a teacher: set opd_teacher_load")
         if self.keep_old_actor and not self.old_actor_update_interval:
             raise ConfigError("keep_old_actor needs old_actor_update_interval")
+        if self.use_routing_replay and self.loss_type == "sft_loss":
+            raise ConfigError(
+                "use_routing_replay takes the routes of the pass for old log-probs, which sft_loss "
+                "has not: leave it out"
+            )
         if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
             raise ConfigError("loss_type custom_loss and custom_loss_function_path need each other")
 
@@ -132,15 +138,15 @@ class AlgorithmSettings:
         """True if an iteration needs a forward pass for the policy's log-probs before its steps.
 
         With one step the current log-probs are the old ones, and with `use_rollout_logprobs` the
-        engine's take their place; token rewards, custom advantages and the mean weight of a step
-        need them before any step. Supervised training has no ratio.
+        engine's take their place; token rewards, custom advantages, the mean weight of a step and
+        routes to be replayed need them before any step. Supervised training has no ratio.
 
         Args:
             steps: optimizer steps of the iteration.
         """
         if self.loss_type == "sft_loss":
             return False
-        if self.tis_batch_normalize or self.keep_old_actor:
+        if self.tis_batch_normalize or self.keep_old_actor or self.use_routing_replay:
             return True
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1

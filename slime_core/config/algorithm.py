@@ -70,6 +70,9 @@ class AlgorithmGroup(Group):
     old_log_probs: Numeric[Literal["auto", "recompute"]] = "auto"
     """auto skips the separate forward pass where the current log-probs are the old ones (one
     optimizer step a rollout); recompute always runs it."""
+    use_routing_replay: Numeric[bool] = False
+    """Models with experts: in training, each token goes to the experts that it went to where its
+    old log-probs were computed, although the router has changed since."""
 
     keep_old_actor: Numeric[bool] = False
     """The ratio refers to a copy of the policy that is renewed after every

@@ -48,6 +48,11 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda a: a.use_tis and a.custom_tis_function_path is None,
         "with use_tis and without custom_tis_function_path",
     ),
+    (
+        ("use_routing_replay",),
+        _loss_is("policy_loss", "custom_loss"),
+        "without loss_type sft_loss, which has no earlier pass",
+    ),
     (("custom_tis_function_path",), lambda a: a.use_tis, "with use_tis"),
     (
         ("use_rs", "rs_veto_threshold"),

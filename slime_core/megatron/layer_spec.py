@@ -39,7 +39,10 @@ class RMSNorm(torch.nn.Module):
 
 
 class Router(TopKRouter):
-    """Megatron's router. Its own product of input and weight needs Transformer Engine."""
+    """Megatron's router. Its own product of input and weight needs Transformer Engine.
+
+    Where routes are replayed, `router_replay` is a routes.RouterRoutes.
+    """
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., experts], in the router's dtype."""

@@ -109,6 +109,14 @@ def replica_group() -> dist.ProcessGroup:
     )
 
 
+def stage_group() -> dist.ProcessGroup:
+    """All ranks that compute the same layers, of whatever tokens."""
+    return cast(
+        dist.ProcessGroup,
+        parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+    )
+
+
 def context_group() -> dist.ProcessGroup:
     """Ranks that hold other tokens of the same sequences."""
     return cast(dist.ProcessGroup, parallel_state.get_context_parallel_group())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from slime_core.batching.types import TrainBatch
 from slime_core.megatron import parallel
 from slime_core.megatron.attention import Pack
 from slime_core.megatron.optimizer import TrainState
+from slime_core.megatron.routes import Routes, own_places
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.megatron.share import Share
 from slime_core.weights.tables import ModelShape, active_parameters
@@ -35,6 +37,7 @@ class MicroBatch:
             without context parallelism.
         targets, rows: int64 [P], see PackedMicroBatch.
         share: which of the P positions are this rank's own, None where all are.
+        places: see places_of; None where routes are neither recorded nor taken again.
         row_ids: rows of the batch.
         mask: bool [P], trained tokens.
         denominators: float64 [k]; empty in a pass that only reads.
@@ -52,6 +55,7 @@ class MicroBatch:
     denominators: torch.Tensor
     columns: dict[str, torch.Tensor]
     share: Share | None = None
+    places: torch.Tensor | None = None
 
     @property
     def own_targets(self) -> torch.Tensor:
@@ -69,12 +73,24 @@ Loss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
 
 
 class Passes:
-    """Runs one model. Holds no state of its own."""
+    """Runs one model. Holds no state of its own but an iteration's routes, which a pass of `read`
+    records and `train` takes again where routes are replayed."""
 
-    def __init__(self, settings: TrainerSettings, shape: ModelShape, state: TrainState) -> None:
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        shape: ModelShape,
+        state: TrainState,
+        *,
+        replays_routes: bool = False,
+    ) -> None:
+        """`replays_routes`: this model takes routes again, if the settings want it."""
         self.settings = settings
         self.shape = shape
         self.state = state
+        self.routes: Routes | None = None
+        if replays_routes and settings.algorithm.use_routing_replay:
+            self.routes = Routes(state.chunks, shape, parallel.device_of(settings))
         self.device = parallel.device_of(settings)
         cp_size = settings.context_parallel_size
         self.row_multiple = 2 * cp_size if cp_size > 1 else 1
@@ -108,7 +124,8 @@ class Passes:
             number of micro-batches.
         """
         packs = self._packs(batch, rows, self.settings.max_tokens_per_gpu, positions)
-        micro_batches = [self._to_device(packed, batch, columns) for packed in packs]
+        routed = None if self.routes is None else batch
+        micro_batches = [self._to_device(packed, batch, columns, routed) for packed in packs]
         scale = self._beside_balance(int(batch.lengths[np.asarray(rows, dtype=np.int64)].sum()))
 
         def finish(micro: MicroBatch, hidden: torch.Tensor) -> Any:
@@ -116,7 +133,8 @@ class Passes:
             count = torch.zeros((), dtype=torch.int32, device=self.device)  # Megatron's, not used
             return value * scale, count, (micro, report)
 
-        outputs = self._run(micro_batches, finish, forward_only=False)
+        with nullcontext() if self.routes is None else self.routes.replaying(batch):
+            outputs = self._run(micro_batches, finish, forward_only=False)
         return outputs, len(micro_batches)
 
     def _beside_balance(self, tokens: int) -> float:
@@ -142,13 +160,16 @@ class Passes:
         return weight
 
     @torch.no_grad()
-    def read(self, batch: TrainBatch, rows: Sequence[int], read: Read) -> torch.Tensor:
+    def read(
+        self, batch: TrainBatch, rows: Sequence[int], read: Read, *, record_routes: bool = False
+    ) -> torch.Tensor:
         """Values at all trained response tokens of some rows, with the present weights.
 
         Runs in micro-batches of its own (log_probs_max_tokens_per_gpu). A collective.
 
         Args:
             read: micro-batch and hidden states of its own positions -> float32 [P].
+            record_routes: where routes are replayed, `train` takes those of this pass.
 
         Returns:
             float32 [sum R] over the batch's response tokens, 0 where nothing was read. Valid on
@@ -156,7 +177,11 @@ class Passes:
         """
         cap = self.settings.log_probs_max_tokens_per_gpu or self.settings.max_tokens_per_gpu
         packs = self._packs(batch, rows, cap)
-        outputs = self._run([self._to_device(packed) for packed in packs], read, forward_only=True)
+        routes = self.routes if record_routes else None
+        routed = None if routes is None else batch
+        micro_batches = [self._to_device(packed, routed=routed) for packed in packs]
+        with nullcontext() if routes is None else routes.recording(batch):
+            outputs = self._run(micro_batches, read, forward_only=True)
         flat = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.device)
         for packed, values in zip(packs, outputs, strict=False):
             flat[torch.from_numpy(packed.response_index).to(self.device)] = values
@@ -172,6 +197,11 @@ class Passes:
         if outputs:
             values = outputs[0].contiguous()
         return parallel.from_last_stage(values)
+
+    def forget_routes(self) -> None:
+        """Frees what was recorded; nothing is replayed before the next recording."""
+        if self.routes is not None:
+            self.routes.forget()
 
     def _policy(self, max_tokens: int | None) -> SchedulePolicy:
         settings = self.settings
@@ -235,6 +265,7 @@ class Passes:
         packed: PackedMicroBatch,
         batch: TrainBatch | None = None,
         columns: Mapping[str, torch.Tensor] | None = None,
+        routed: TrainBatch | None = None,
     ) -> MicroBatch:
         def move(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(self.device)
@@ -263,6 +294,7 @@ class Passes:
             denominators=move(np.zeros(0) if batch is None else batch.denominators[row_ids]),
             columns={name: column[place] for name, column in (columns or {}).items()},
             share=share,
+            places=None if routed is None else own_places(packed, routed, self.settings),
         )
 
     def _run(self, micro_batches: list[MicroBatch], finish: Any, forward_only: bool) -> list[Any]:
@@ -270,6 +302,8 @@ class Passes:
 
         def forward(data: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
             micro = next(data)
+            if self.routes is not None:
+                self.routes.begin(model, micro.places)
             hidden = model(micro.tokens, micro.positions, None, packed_seq_params=micro.params)
             return hidden, partial(at_positions, micro)
 

@@ -102,12 +102,19 @@ class PolicySteps:
         whole = "response" if self.hooks.read_all_tokens else "trained"
         return collect(self.passes, batch, rows, columns, totals, loss, whole)
 
-    def log_probs(self, batch: TrainBatch, rows: Sequence[int]) -> torch.Tensor:
+    def log_probs(
+        self, batch: TrainBatch, rows: Sequence[int], *, record_routes: bool = False
+    ) -> torch.Tensor:
         """Log-probs of all trained response tokens of some rows, with the present weights.
 
         float32 [sum R], see `Passes.read`. A collective.
         """
-        return self.passes.read(batch, rows, lambda micro, hidden: self._read(micro, hidden)[0])
+        return self.passes.read(
+            batch,
+            rows,
+            lambda micro, hidden: self._read(micro, hidden)[0],
+            record_routes=record_routes,
+        )
 
     def sequence_log_probs(self, tokens: Sequence[int]) -> list[float]:
         """log p of tokens[1:] given what stands before each, at temperature 1. A collective."""

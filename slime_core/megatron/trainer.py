@@ -83,7 +83,8 @@ class PolicyTrainer:
                 read_weights(chunks, self.settings.megatron_load)
             select_trained(chunks, self.shape, self.settings)
             self.state = build_train_state(chunks, self.settings, options)
-            self.policy = PolicySteps(Passes(self.settings, self.shape, self.state), self.hooks)
+            passes = Passes(self.settings, self.shape, self.state, replays_routes=True)
+            self.policy = PolicySteps(passes, self.hooks)
             self.reference = self._hold(algorithm.uses_reference, algorithm.ref_load)
             self.old_actor = self._hold(algorithm.keep_old_actor, None)
             self.teacher = self._hold(algorithm.use_opd, algorithm.opd_teacher_load)
@@ -317,6 +318,7 @@ class PolicyTrainer:
 
     def _end_iteration(self, steps: Sequence[dict[str, Any]], samples: int) -> None:
         self.iterations += 1
+        self.policy.passes.forget_routes()
         name = "rollout/kl" if self._in_rewards else "kl_loss"
         found = [step[name] for step in steps if name in step and not step["skipped"]]
         if found:

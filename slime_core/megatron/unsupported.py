@@ -41,7 +41,10 @@ _ONLY: dict[str, tuple[Any, str]] = {
     "moe_router_topk_limited_devices": (None, _ROUTES),
     "moe_router_force_load_balancing": (False, _ROUTES),
     "moe_input_jitter_eps": (None, _ROUTES),
-    "moe_enable_routing_replay": (False, "replays routes, which is not there yet"),
+    "moe_enable_routing_replay": (
+        False,
+        "is Megatron's own replay of routes; use_routing_replay is the trainer's",
+    ),
 }
 # Option -> values that work.
 _AMONG = {

@@ -114,3 +114,28 @@ def before_a_step(
     _note(args, f"step {step_id} of iteration {rollout_id} at {opt_param_scheduler.max_lr}")
     for group in optimizer.param_groups if step_id else ():
         group["lr"] *= 0.1
+
+
+def _routers(model: Any) -> list[torch.Tensor]:
+    return [
+        parameter
+        for chunk in model
+        for name, parameter in chunk.named_parameters()
+        if name.endswith("router.weight")
+    ]
+
+
+def others_become_wanted(args: Any, rollout_id: int, step_id: int, model: Any, *_: Any) -> None:
+    """Changes the logits of experts 4 and 5 alone: many tokens would go there."""
+    del args, rollout_id, step_id
+    with torch.no_grad():
+        for weight in _routers(model):
+            weight[4:6] = 5 * weight[1:3]
+
+
+def experts_change_names(args: Any, rollout_id: int, step_id: int, model: Any, *_: Any) -> None:
+    """Each expert has the logit of the one before it."""
+    del args, rollout_id, step_id
+    with torch.no_grad():
+        for weight in _routers(model):
+            weight.copy_(weight.roll(1, 0))

@@ -120,6 +120,10 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
             {"advantage_estimator": "dr_grpo", "custom_pg_loss_reducer_function_path": "f.py"},
             ("both decide how tokens are weighed",),
         ),
+        (
+            {"loss_type": "sft_loss", "use_routing_replay": True},
+            ("use_routing_replay True", "which has no earlier pass"),
+        ),
         ({"loss_type": "sft_loss", "use_tis": True}, ("only with loss_type policy_loss",)),
         (
             {"loss_type": "sft_loss", "normalize_advantages": True},
