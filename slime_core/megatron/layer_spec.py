@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,5 +75,6 @@ def decoder_spec(config: TransformerConfig, stage: int | None = None) -> Transfo
     )
 
 
-def _submodules(spec: ModuleSpec) -> Any:
-    return spec.submodules
+def _submodules(spec: ModuleSpec | partial[Any]) -> Any:
+    """Megatron 0.19 describes a layer with experts by a partial of its class."""
+    return spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules

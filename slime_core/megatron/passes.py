@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from megatron.core import __version__ as megatron_version
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -67,6 +68,7 @@ class MicroBatch:
         return values if self.share is None else self.share.whole(values)
 
 
+_MEGATRON = tuple(int(part) for part in megatron_version.split(".")[:2])
 Read = Callable[[MicroBatch, torch.Tensor], torch.Tensor]
 Report = dict[str, torch.Tensor]
 Loss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
@@ -142,9 +144,9 @@ class Passes:
 
         Megatron weighs those of a micro-batch by its tokens and divides all gradients by the
         tokens of the step. Our loss has its own denominators, so it is multiplied by the tokens
-        first; where there is no such loss, nothing is changed. Ranks that share a micro-batch
-        weigh their shares of its loss by their own tokens alone, so that their sum would be too
-        small by the number of shares.
+        first; where there is no such loss, nothing is changed. Before 0.19, Megatron's ranks that
+        share a micro-batch weigh their shares of its loss by their own tokens alone, so that their
+        sum would be too small by the number of shares.
 
         Args:
             tokens: of all rows of the step.
@@ -152,9 +154,11 @@ class Passes:
         config = self.state.model.config
         if not (config.moe_aux_loss_coeff or config.moe_z_loss_coeff):
             return 1.0
-        shares = self.settings.context_parallel_size
-        if self.settings.sequence_parallel:
-            shares *= self.settings.tensor_model_parallel_size
+        shares = 1
+        if _MEGATRON < (0, 19):
+            shares = self.settings.context_parallel_size
+            if self.settings.sequence_parallel:
+                shares *= self.settings.tensor_model_parallel_size
         weight = tokens / shares
         config.grad_scale_func = lambda loss: loss / weight
         return weight
