@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from botocore.session import get_session
 
-from benchmarks.kill_matrix.s3_server import serving
-
+ROOT = Path(__file__).parents[1]
 BUCKET = "runs"
 KEYS = {"aws_access_key_id": "tester", "aws_secret_access_key": "secret"}
 ENVIRONMENT = {
@@ -27,11 +29,23 @@ ENVIRONMENT = {
 
 @contextmanager
 def moto_server() -> Iterator[str]:
-    """Serves S3 at the URL it yields, with an empty bucket."""
-    with serving() as address:
+    """Serves S3 at the URL it yields, with an empty bucket, from a process of its own: a thread of
+    this one stopped listening in mid test, once in some runs."""
+    command = [sys.executable, "-m", "benchmarks.kill_matrix.s3_server"]
+    server = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdin is not None and server.stdout is not None
+    try:
+        address = server.stdout.readline().strip()
+        assert address, f"moto's server ended with {server.wait(10)}"
         url = f"http://{address}"
         make_bucket(url)
         yield url
+    finally:
+        assert server.poll() is None, "moto's server ended during the test"
+        server.stdin.close()
+        server.wait(60)
 
 
 def make_bucket(url: str) -> None:
