@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from slime_core.megatron.settings import TrainerSettings
 
 @contextmanager
 def trainer(settings: dict[str, Any]) -> Iterator[TrainerRank]:
+    gc.collect()  # groups of the trainers before: gloo's threads poll until they are freed
     rank = TrainerRank(TrainerSettings(**settings))
     try:
         rank.setup()
