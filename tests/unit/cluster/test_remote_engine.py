@@ -27,7 +27,7 @@ def test_calls_are_passed_on_with_time_for_the_way_back():
     engine.wait_healthy(240)
     assert engine.terminate() == 7
     assert [words[0] for words in seen] == ["start", "wait_healthy", "terminate"]
-    assert seen[1][1] == 30.0 and seen[1][2] > 30.0, "its own error comes before ours"
+    assert seen[1][1] == 240 and seen[1][2] > 240, "its own error comes before ours"
     assert (engine.pid, engine.alive, engine.returncode) == (5, True, None)
 
 
