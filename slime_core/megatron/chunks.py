@@ -60,6 +60,17 @@ def load_states(chunks: Chunks, loaded: Mapping[str, Any], *, strict: bool = Tru
         chunk.load_state_dict(loaded[name], strict=strict)
 
 
+def forget_activations(chunks: Chunks) -> None:
+    """Drops what the dispatchers of experts keep of their last micro-batch: it holds the memory of
+    that micro-batch's graph until the next one, and the whole model for ever, since the graph's
+    hooks refer to it where Python's collector does not see them."""
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        dispatcher: Any = getattr(module, "token_dispatcher", None)
+        for name, value in list(vars(dispatcher).items()) if dispatcher is not None else ():
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                setattr(dispatcher, name, None)
+
+
 def _state_names(chunks: Chunks) -> list[str]:
     if len(chunks) == 1:
         return ["model"]

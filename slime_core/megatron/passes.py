@@ -20,6 +20,7 @@ from slime_core.batching.schedule import SchedulePolicy, SequenceCost, schedule_
 from slime_core.batching.types import TrainBatch
 from slime_core.megatron import parallel
 from slime_core.megatron.attention import Pack
+from slime_core.megatron.chunks import forget_activations
 from slime_core.megatron.optimizer import TrainState
 from slime_core.megatron.routes import Routes, own_places
 from slime_core.megatron.settings import TrainerSettings
@@ -315,7 +316,7 @@ class Passes:
             return finish(micro, self.state.model.hidden_rows(hidden, micro.index))
 
         iterators = [iter(micro_batches) for _ in self.state.chunks]
-        return self._schedule(
+        outputs = self._schedule(
             forward_step_func=forward,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=list[torch.nn.Module](self.state.chunks),
@@ -325,3 +326,5 @@ class Passes:
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
+        forget_activations(self.state.models)
+        return outputs

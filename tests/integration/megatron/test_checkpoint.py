@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import memory_jobs
 import models
 import pytest
 
@@ -85,7 +86,7 @@ def test_one_written_beside_training_is_that_of_its_moment(
     settings = BASE | {"hf_checkpoint": model}
     plain, beside = tmp_path / "plain", tmp_path / "beside"
     in_trainer(jobs.train, settings, batches(1), None, (0, str(plain)))
-    found = in_trainer(jobs.saved_beside, settings, batches(1), batches(3)[1:], str(beside))
+    found = in_trainer(memory_jobs.saved_beside, settings, batches(1), batches(3)[1:], str(beside))
     assert found == {"early": False, "busy": False}
     assert not list(tmp_path.glob("*.partial"))
     runs = [in_trainer(jobs.train, settings, batches(2)[1:], str(f)) for f in (plain, beside)]

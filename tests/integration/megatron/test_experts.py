@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import memory_jobs
 import models
 import pytest
 import torch
@@ -55,6 +56,12 @@ def test_one_step_equals_plain_torch(
         wrong = ((tensor - wanted[name]).abs() > 1e-5).float().mean()
         assert wrong < 2e-3, name
         assert not torch.equal(tensor, before[name]), name
+
+
+def test_a_closed_trainer_frees_its_model(model: str, in_trainer: Callable[..., Any]) -> None:
+    batch = models.random_batch(models.VOCAB)
+    settings = BASE | {"hf_checkpoint": model}
+    assert not in_trainer(memory_jobs.model_outlives_its_trainer, settings, batch)
 
 
 def unfused(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

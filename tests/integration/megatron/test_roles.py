@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import memory_jobs
 import models
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_the_ratio_refers_to_the_old_actor_until_it_is_renewed(
 def test_other_policies_take_the_actors_place_without_a_copy(
     model: str, in_trainer: Callable[..., Any]
 ) -> None:
-    found = in_trainer(jobs.held_places, settings(model))
+    found = in_trainer(memory_jobs.held_places, settings(model))
     assert found["during"] == found["held"], "on a CPU the parameters point to the held weights"
     assert found["after"] == found["before"] != found["held"]
 
