@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from slime_core.megatron.saving import PendingSave
+    from slime_core.megatron.sleep import Sleep
     from slime_core.megatron.trainer import PolicyTrainer
 
 _KEPT_RESULTS = 4
@@ -30,6 +31,9 @@ class TrainerRank:
     A rank knows the highest epoch it has seen and refuses lower ones. Its `state` names what its
     weights have been trained on. An exception inside a call that touches weights taints the rank:
     what it holds is unknown, so it must be replaced.
+
+    A rank may sleep between calls: its device's memory is free then. Whatever needs weights wakes
+    it, so no caller can meet a trainer without them, and only who wants the memory has to know.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class TrainerRank:
         self._taint: str | None = None
         self._results: dict[str, dict[str, Any]] = {}
         self._pending: PendingSave | None = None
+        self._sleep: Sleep | None = None
 
     def setup(self) -> dict[str, Any]:
         """Joins the other ranks and loads the model.
@@ -83,7 +88,8 @@ class TrainerRank:
             return epoch
 
     def status(self) -> dict[str, Any]:
-        """{"epoch", "state", "busy", "call", "batch_digest", "tainted", "reason"}; never blocks.
+        """{"epoch", "state", "busy", "call", "batch_digest", "asleep", "tainted", "reason"}; never
+        blocks.
 
         `call` and `batch_digest` say what a busy rank does; `reason` why it is tainted.
         """
@@ -94,6 +100,7 @@ class TrainerRank:
                 "busy": self._call is not None,
                 "call": self._call,
                 "batch_digest": self._batch_digest,
+                "asleep": self._sleep is not None,
                 "tainted": self._taint is not None,
                 "reason": self._taint,
             }
@@ -234,7 +241,7 @@ class TrainerRank:
             pending, self._pending = self._pending, None
             if pending is None:
                 raise TrainerError("no checkpoint is in the making")
-            self._ready().finish_save(pending)
+            self._built().finish_save(pending)
 
     def load(self, directory: str) -> dict[str, Any]:
         """Restores a checkpoint that the caller has verified.
@@ -253,12 +260,46 @@ class TrainerRank:
                 self._results.clear()
             return {"state": extra["state"], "weights_digest": trainer.weights_digest()}
 
+    def sleep(self) -> dict[str, int]:
+        """Frees the device's memory of weights, gradients and optimizer states until the next call
+        that needs them; they wait in host memory.
+
+        Returns:
+            {"kept_bytes", "dropped_bytes"}: what the host holds, and gradients.
+
+        Raises:
+            TrainerError: a checkpoint in the making still reads the weights.
+        """
+        with self._exclusive("sleep"):
+            trainer = self._built()
+            if self._pending is not None and self._pending.reads_weights:
+                raise TrainerError(
+                    f"the checkpoint {self._pending.target} still reads the weights: finish_save "
+                    "comes before sleep"
+                )
+            if self._sleep is None:
+                from slime_core.megatron.sleep import Sleep
+
+                with self._tainting("sleep"):
+                    self._sleep = Sleep(trainer)
+            sizes = self._sleep.kept_bytes, self._sleep.dropped_bytes
+            return dict(zip(("kept_bytes", "dropped_bytes"), sizes, strict=True))
+
+    def wake(self) -> None:
+        """Brings weights, gradients and optimizer states back to the device, if they are away.
+
+        Raises:
+            TrainerError: others have taken its memory meanwhile; this taints.
+        """
+        with self._exclusive("wake"):
+            self._ready()
+
     def close(self) -> None:
         """Leaves the other ranks. The object is of no use afterwards."""
         with self._exclusive("close"):
             if self._trainer is not None:
                 self._trainer.close()
-                self._trainer = None
+                self._trainer = self._sleep = None
 
     def _keep(self, state: str, result: dict[str, Any]) -> None:
         with self._lock:
@@ -268,6 +309,15 @@ class TrainerRank:
                 del self._results[old]
 
     def _ready(self) -> PolicyTrainer:
+        """The trainer, awake."""
+        trainer = self._built()
+        if self._sleep is not None:
+            with self._tainting("wake"):
+                self._sleep.end()
+            self._sleep = None
+        return trainer
+
+    def _built(self) -> PolicyTrainer:
         if self._trainer is None:
             raise TrainerError("the trainer is not set up; call setup first")
         if self._taint is not None:

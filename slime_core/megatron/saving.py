@@ -54,6 +54,11 @@ class PendingSave:
             self._thread.start()
 
     @property
+    def reads_weights(self) -> bool:
+        """Whether its files are yet to be written from the weights themselves, not from copies."""
+        return self._thread is None
+
+    @property
     def written(self) -> bool:
         """Whether this rank's files are written, or their writing has failed."""
         return self._thread is None or not self._thread.is_alive()

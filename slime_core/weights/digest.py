@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 import xxhash
 
@@ -11,7 +12,8 @@ import xxhash
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes in row-major order, without a copy where it lies so on the CPU."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    # `.numpy()` would forbid for ever that the tensor's memory is freed in place (sleep.py).
+    return np.from_dlpack(flat.view(torch.uint8)).data
 
 
 class TensorsDigest:

@@ -11,6 +11,7 @@ from typing import Any
 from jobs import trainer
 
 from slime_core.batching.types import TrainBatch
+from slime_core.errors import TrainerError
 
 
 def model_outlives_its_trainer(settings: dict[str, Any], batch: TrainBatch) -> bool:
@@ -57,3 +58,126 @@ def saved_beside(
             time.sleep(0.01)
         rank.finish_save()
         return {"early": early, "busy": rank.status()["busy"]}
+
+
+def naps(
+    settings: dict[str, Any], batches: list[TrainBatch], before: list[int], cycles: int = 1
+) -> dict[str, Any]:
+    """Trains batches; sleeps and wakes `cycles` times before those whose numbers are in `before`.
+
+    Returns:
+        {"results", "digests": of all that is trained, around each sleep, "held": bytes that the
+        trainer's tensors hold in each sleep, "left": bytes of all live tensors (awake, asleep) a
+        cycle, "kept": bytes that each sleep brought to the host}.
+    """
+    found: dict[str, Any] = {"results": [], "digests": [], "held": [], "left": [], "kept": []}
+    with trainer(settings) as rank:
+        own = rank._trainer
+        assert own is not None
+        for number, batch in enumerate(batches):
+            for _ in range(cycles if number in before else 0):
+                digest, awake = own.weights_digest(), live_bytes()
+                found["kept"].append(rank.sleep()["kept_bytes"])
+                found["held"].append(sum(size for _, size in state_storages(own)))
+                found["left"].append((awake, live_bytes()))
+                assert rank.status()["asleep"]
+                rank.wake()
+                found["digests"].append((digest, own.weights_digest()))
+            found["results"].append(
+                rank.train(1, f"s{number}", f"s{number + 1}", "b", batch, number)
+            )
+        return found
+
+
+def naps_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> dict[str, Any]:
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    return naps(settings | own, *args)
+
+
+def woken_by(settings: dict[str, Any], batch: TrainBatch, folder: str) -> dict[str, Any]:
+    """What calls of a sleeping trainer give, beside what they gave before it slept."""
+    tokens = [1, 2, 3, 4, 5]
+
+    def exported(to: str) -> str:
+        return rank.export_hf(f"{folder}/{to}", "v")["digest"]
+
+    def loaded(name: str) -> str:
+        return rank.load(f"{folder}/{name}")["weights_digest"]
+
+    calls: dict[str, tuple[Any, Any]] = {
+        "canary": (lambda: rank.canary(tokens), lambda: rank.canary(tokens)),
+        "export_hf": (lambda: exported("a"), lambda: exported("b")),
+        "load": (lambda: loaded("saved"), lambda: loaded("saved")),
+        "named_hf_tensors": (lambda: sums(rank), lambda: sums(rank)),
+    }
+    with trainer(settings) as rank:
+        rank.train(1, "s0", "s1", "b", batch, 0)
+        rank.save(f"{folder}/saved")
+        found: dict[str, Any] = {}
+        for name, (before, after) in calls.items():
+            awake = before()
+            rank.sleep()
+            found[name] = (awake, after(), rank.status()["asleep"])
+        rank.sleep()
+        rank.save(f"{folder}/asleep")
+        rank.train(1, "s1", "s2", "b", batch, 1)
+        trained = rank._trainer.weights_digest()  # type: ignore[union-attr]
+        rank.load(f"{folder}/asleep")
+        rank.train(1, "s1", "s2", "b", batch, 1)
+        found["save"] = (trained, rank._trainer.weights_digest(), False)  # type: ignore[union-attr]
+        return found
+
+
+def sleeps_in_a_save(settings: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A checkpoint from copies is finished in sleep; one from the weights themselves forbids it."""
+    with trainer(settings) as rank:
+        rank.begin_save(f"{folder}/beside")
+        rank.sleep()
+        rank.finish_save()
+        found: dict[str, Any] = {"asleep": rank.status()["asleep"]}
+        before = rank.load(f"{folder}/beside")["weights_digest"]
+        rank.begin_save(f"{folder}/read", beside=False)
+        try:
+            rank.sleep()
+            found["error"] = ""
+        except TrainerError as error:
+            found["error"] = str(error)
+        rank.finish_save()
+        status = rank.status()
+        found["status"] = (status["asleep"], status["tainted"])
+        found["digests"] = (before, rank.load(f"{folder}/read")["weights_digest"])
+        return found
+
+
+def sums(rank: Any) -> dict[str, float]:
+    return {name: float(tensor.double().sum()) for name, tensor in rank.named_hf_tensors()}
+
+
+def state_storages(own: Any) -> list[tuple[int, int]]:
+    """(Address, bytes) of what a trainer holds to train: each storage once."""
+    states = [own.state] + ([own.critic.passes.state] if own.critic is not None else [])
+    tensors: list[Any] = []
+    for state in states:
+        for chunk in state.chunks:
+            tensors += [*chunk.module.parameters(), *chunk.module.buffers()]
+            tensors += [p.main_grad for p in chunk.module.parameters() if p.requires_grad]
+            tensors += [p.grad for p in chunk.module.parameters() if p.grad is not None]
+        for optimizer in getattr(state.optimizer, "chained_optimizers", [state.optimizer]):
+            for values in optimizer.optimizer.state.values():
+                tensors += [v for v in values.values() if hasattr(v, "untyped_storage")]
+        for group in state.optimizer.param_groups:
+            tensors += group["params"] + [p.grad for p in group["params"] if p.grad is not None]
+    found = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    return [(address, storage.nbytes()) for address, storage in found.items()]
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that Python still knows, each storage once."""
+    import torch
+
+    gc.collect()
+    tensors = [
+        item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)
+    ]
+    found = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+    return sum(found.values())

@@ -125,6 +125,7 @@ def test_training_moves_the_state_and_keeps_the_result(rank: TrainerRank) -> Non
         "busy": False,
         "call": None,
         "batch_digest": None,
+        "asleep": False,
         "tainted": False,
         "reason": None,
     }
