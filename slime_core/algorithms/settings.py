@@ -80,6 +80,7 @@ class AlgorithmSettings:
     custom_advantage_function_path: str | None = None
     custom_tis_function_path: str | None = None
     custom_pg_loss_reducer_function_path: str | None = None
+    rollout_data_postprocess_path: str | None = None
     custom_megatron_init_path: str | None = None
     custom_megatron_before_log_prob_hook_path: str | None = None
     custom_megatron_before_train_step_hook_path: str | None = None
@@ -138,8 +139,9 @@ class AlgorithmSettings:
         """True if an iteration needs a forward pass for the policy's log-probs before its steps.
 
         With one step the current log-probs are the old ones, and with `use_rollout_logprobs` the
-        engine's take their place; token rewards, custom advantages, the mean weight of a step and
-        routes to be replayed need them before any step. Supervised training has no ratio.
+        engine's take their place; token rewards, functions of the user's that look at the whole
+        iteration, the mean weight of a step and routes to be replayed need them before any step.
+        Supervised training has no ratio.
 
         Args:
             steps: optimizer steps of the iteration.
@@ -150,6 +152,6 @@ class AlgorithmSettings:
             return True
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1
-        if self.custom_advantage_function_path is not None:
+        if self.custom_advantage_function_path or self.rollout_data_postprocess_path:
             return True
         return self.old_log_probs == "recompute" or steps > 1 or self.kl_coef > 0 or self.use_opd

@@ -100,3 +100,29 @@ def _all_but_last(offsets: np.ndarray, excess: np.ndarray) -> np.ndarray:
     lengths = np.diff(offsets)
     within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     return within < np.repeat(lengths - excess, lengths)
+
+
+def fitting_rows(
+    batch: TrainBatch, max_tokens: int | None, policy: OverlongPolicy
+) -> tuple[TrainBatch, dict[str, float]]:
+    """The batch with rows that fit a micro-batch, and metrics of those that did not.
+
+    Args:
+        max_tokens: None where micro-batches have no limit.
+
+    Raises:
+        DataError: none is left.
+    """
+    if policy == "error" or max_tokens is None:
+        return batch, {}
+    fitting, counts = apply_overlong_policy(batch, max_tokens, policy)
+    if not fitting.steps:
+        raise DataError(
+            f"no row of the batch fits into max_tokens_per_gpu {max_tokens}: "
+            "raise it, or lower rollout_max_response_len"
+        )
+    return fitting, {
+        "overlong_truncated_rows": float(counts.truncated_rows),
+        "overlong_truncated_tokens": float(counts.truncated_tokens),
+        "overlong_dropped_rows": float(counts.dropped_rows),
+    }

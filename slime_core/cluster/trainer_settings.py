@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.cluster.engine_choice import resolve_engine
+from slime_core.config.secrets import hidden
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError
 from slime_core.megatron.settings import TrainerSettings
@@ -84,7 +85,7 @@ def trainer_settings(
         lr=train.lr,
         clip_grad=train.clip_grad,
         algorithm=algorithm_settings(config),
-        args=ArgsView(config),
+        args=ArgsView(hidden(config)),
         on_policy_tolerance=tolerance_for(
             dtype, config.sync.canary_tolerance, resolve_engine(config, device)
         ),

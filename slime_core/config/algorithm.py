@@ -152,6 +152,9 @@ class AlgorithmGroup(Group):
     """Import path of the correction that use_tis applies, in the place of the built-in weights."""
     custom_pg_loss_reducer_function_path: Numeric[str | None] = None
     """Import path of a function that gives the reduction of the policy loss."""
+    rollout_data_postprocess_path: Numeric[str | None] = None
+    """Import path of `postprocess(args, rollout_id, rollout_data)`, called before the first step
+    with log-probs and advantages; it may take tokens out of `loss_masks` and change columns."""
     custom_megatron_init_path: Numeric[str | None] = None
     """Import path of `init(args)`, called on each rank when they have met, before the model."""
     custom_megatron_before_log_prob_hook_path: Numeric[str | None] = None

@@ -69,6 +69,8 @@ HOOKS = (
     Hook("custom_pg_loss_reducer_function_path",
          "def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss)",
          "in the trainer, for each micro-batch"),
+    Hook("rollout_data_postprocess_path", "def postprocess(args, rollout_id, rollout_data)",
+         "on each rank with the whole batch, before the first optimizer step"),
     Hook("custom_megatron_init_path", "def init(args)",
          "on each rank when they have met, before there is a model"),
     Hook("custom_megatron_before_log_prob_hook_path", "def hook(args, model, store_prefix)",
@@ -89,6 +91,7 @@ SHORT = {
     "rollout": "rollout_function_path",
     "eval_function_path": "rollout_function_path",
     "tool": "tool_paths",
+    "postprocess": "rollout_data_postprocess_path",
     "hook": "rollout_sample_hook_path",
 }
 

@@ -18,15 +18,18 @@ from slime_core.errors import PluginError
 from slime_core.megatron.hooks import custom_advantages, custom_loss, with_hooks
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.passes import MicroBatch
+from slime_core.megatron.postprocess import Postprocessed, changed_by
 from slime_core.plugins.trainer_hooks import (
     ADVANTAGE,
     LOSS,
+    POSTPROCESS,
     ROLES,
     TrainerHooks,
     load_trainer_hook,
 )  # fmt: skip
 
 VOCAB = 32
+TRIAL_S = 60.0
 PROMPT, RESPONSES = 3, (5, 1, 6, 2)
 ROLLOUTS = (0, 1, 2, 2)
 MASKS = ([1] * 5, [1], [1, 1, 0, 0, 1, 1], [0, 0])
@@ -44,6 +47,8 @@ def trainer_trial(name: str, args: Any, path: str) -> list[str]:
     batch = example_batch()
     if name == ADVANTAGE:
         return _advantages(hooks, batch, path)
+    if name == POSTPROCESS:
+        return _postprocessed(hooks, batch)
     logits = torch.randn(sum(RESPONSES), VOCAB, generator=_seeded(0)).requires_grad_()
     log_p = logits.log_softmax(-1)
     micro = example_micro_batch(batch, log_p)
@@ -138,6 +143,27 @@ def _advantages(hooks: TrainerHooks, batch: TrainBatch, path: str) -> list[str]:
     lines = [f"the advantages of {len(RESPONSES)} answers, worth {list(REWARDS)}, are {each}"]
     if not found[mask].any():
         lines.append("note: all are 0, so nothing would be learned")
+    return lines
+
+
+def _postprocessed(hooks: TrainerHooks, batch: TrainBatch) -> list[str]:
+    """Under settings that read every column."""
+    log_probs = torch.from_numpy(batch.rollout_log_probs)
+    rows = torch.repeat_interleave(torch.arange(batch.num_rows), torch.tensor(RESPONSES))
+    columns = {"old": log_probs + 0.05, "rollout": log_probs, "ref": log_probs - 0.1}
+    columns["advantages"] = torch.tensor(REWARDS)[rows]
+    settings = AlgorithmSettings(use_tis=True, use_kl_loss=True)
+    data = Postprocessed(batch, columns)
+    assert hooks.postprocess is not None
+    found = changed_by(hooks.postprocess, hooks.args, settings, data, 0, 0, TRIAL_S)
+    counts = {name: int(where.sum()) for name, where in found.changed.items()}
+    masked, left = counts.pop("loss_masks"), int(found.batch.loss_mask.sum())
+    lines = [f"{masked} of {int(batch.loss_mask.sum())} trained tokens were masked"]
+    lines += [f"{name} were changed at {count} tokens" for name, count in counts.items()]
+    if not left:
+        lines.append("note: no token is left, so nothing would be learned")
+    if not masked and not counts:
+        lines.append("note: it changed nothing")
     return lines
 
 

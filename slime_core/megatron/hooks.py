@@ -79,8 +79,8 @@ def custom_advantages(
         data = row_facts(batch, range(batch.num_rows), x.mask)
         data |= token_facts(columns, data["response_lengths"])
         hook(hooks.args, data)
-        found = _row_tensors(hook, data, "advantages", x.mask)
-        returns = _row_tensors(hook, data, "returns", x.mask) if "returns" in data else None
+        found = _as_column(hook, data, "advantages", x.mask)
+        returns = _as_column(hook, data, "returns", x.mask) if "returns" in data else None
         if x.values is not None and returns is None:
             raise PluginError(f"{hook.name} set no returns, which the critic learns")
         return found, returns
@@ -88,8 +88,17 @@ def custom_advantages(
     return advantages
 
 
-def _row_tensors(hook: TrainerHook, data: dict[str, Any], name: str, mask: torch.Tensor) -> Any:
+def _as_column(hook: TrainerHook, data: dict[str, Any], name: str, mask: torch.Tensor) -> Any:
     """A list of row tensors that a function has set, as one column."""
+    return torch.cat([row.to(mask.device) for row in row_tensors(hook, data, name)]).double()
+
+
+def row_tensors(hook: TrainerHook, data: Mapping[str, Any], name: str) -> Rows:
+    """What a function has set: a tensor with a value of each response token for each row.
+
+    Raises:
+        PluginError: it is something else.
+    """
     lengths = data["response_lengths"]
     rows = data.get(name)
     if not isinstance(rows, (list, tuple)) or len(rows) != len(lengths):
@@ -104,7 +113,7 @@ def _row_tensors(hook: TrainerHook, data: dict[str, Any], name: str, mask: torch
                 f"{hook.name}: {name} of row {place} must be a tensor of its {length} response "
                 f"tokens, not {shape}"
             )
-    return torch.cat([row.detach().to(mask.device) for row in rows]).double()
+    return [row.detach() for row in rows]
 
 
 def with_hooks(

@@ -61,7 +61,7 @@ def response_columns(
             policy.hooks.reads_log_probs(policy.passes.state.chunks, prefix)
             columns[name] = policy.log_probs(batch, rows, record_routes=True)
     if algorithm.tis_batch_normalize:
-        columns["weight_scale"] = _weight_scales(algorithm, batch, columns)
+        columns["weight_scale"] = weight_scales(algorithm, batch, columns)
     if critic is not None:
         columns["values"] = critic.values(batch, rows)
     if algorithm.disable_compute_advantages_and_returns:
@@ -86,7 +86,7 @@ def response_columns(
     return columns
 
 
-def _weight_scales(
+def weight_scales(
     algorithm: AlgorithmSettings, batch: TrainBatch, columns: Columns
 ) -> torch.Tensor:
     """float32 [sum R]: what makes the mean weight of the token's optimizer step 1."""

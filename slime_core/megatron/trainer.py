@@ -21,7 +21,7 @@ from megatron.core import tensor_parallel
 from slime_core.algorithms.kl import KLCoefficient
 from slime_core.algorithms.objective import Objective
 from slime_core.algorithms.settings import AlgorithmSettings
-from slime_core.batching.overlong import apply_overlong_policy
+from slime_core.batching.overlong import fitting_rows
 from slime_core.batching.types import TrainBatch
 from slime_core.errors import ConfigError, DataError, TrainerError
 from slime_core.megatron import parallel
@@ -35,11 +35,12 @@ from slime_core.megatron.model import build_model, select_trained
 from slime_core.megatron.objective import objective_of
 from slime_core.megatron.optimizer import build_train_state
 from slime_core.megatron.passes import Passes
+from slime_core.megatron.postprocess import Postprocessed, postprocess
 from slime_core.megatron.probe import effective_samples, flat_gradient
 from slime_core.megatron.roles import HeldWeights
 from slime_core.megatron.saving import PendingSave, Stage
 from slime_core.megatron.settings import TrainerSettings
-from slime_core.megatron.signals import Columns, response_columns
+from slime_core.megatron.signals import Columns, response_columns, weight_scales
 from slime_core.megatron.step import LARGEST, Gradients, PolicySteps
 from slime_core.plugins.trainer_hooks import load_trainer_hooks
 from slime_core.weights.tables import bind, padded_vocab_size, read_shape
@@ -150,8 +151,9 @@ class PolicyTrainer:
                 weights have not changed yet.
 
         Returns:
-            {"steps": [one dict a step], "seconds": {"log_probs": s, "steps": s}}, and "hooks": the
-            digest of each function of the user's that took part, where there is any.
+            {"steps": [one dict a step], "seconds": {"log_probs": s, "steps": s}}, and where there
+            are any "hooks": the digest of each function of the user's that took part, and
+            "postprocessed": of what one of them made of the batch.
         """
         batch, overlong = self._fitting(batch)
         if forced_skips is not None and len(forced_skips) != len(batch.steps):
@@ -160,19 +162,20 @@ class PolicyTrainer:
             )
         self._seed(seed)
         started = time.perf_counter()
-        columns = self._columns(batch)
+        data = self._prepared(batch, seed)
         read = time.perf_counter()
         results = []
         for number, rows in enumerate(batch.steps):
             allowed = not (forced_skips and forced_skips[number])
             hook = None if before_step is None else partial(before_step, number)
             self.hooks.begins_step(self.iterations, number, self.state)
-            result = self._step(batch, rows, columns, allowed, hook)
-            results.append(result | overlong | {"weights_digest": self.weights_digest()})
+            result = self._step(data.batch, rows, data.columns, allowed, hook)
+            counts = overlong | data.counts(rows)
+            results.append(result | counts | {"weights_digest": self.weights_digest()})
         self._end_iteration(results, batch.num_rows)
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
-        hooks = self.hooks.digests
-        return {"steps": results, "seconds": seconds} | ({"hooks": hooks} if hooks else {})
+        told = {"hooks": self.hooks.digests, "postprocessed": data.digest}
+        return {"steps": results, "seconds": seconds} | {k: v for k, v in told.items() if v}
 
     def probe(self, batch: TrainBatch, seed: int) -> dict[str, Any]:
         """The policy's gradient of a whole batch as one step, which is not taken.
@@ -193,23 +196,24 @@ class PolicyTrainer:
         rows = sorted(row for step in batch.steps for row in step)
         whole = replace(batch, steps=(tuple(rows),))
         self._seed(seed)
-        columns = self._columns(whole)
-        gradients = self.policy.gradients(self._objective, whole, rows, columns)
+        data = self._prepared(whole, seed)
+        gradients = self.policy.gradients(self._objective, data.batch, rows, data.columns)
         return {
             "loss": gradients.metrics["loss"],
             "grad_norm": gradients.grad_norm,
             "gradient": flat_gradient(self.state),
-            "effective_samples": effective_samples(self.objective, whole, columns),
+            "effective_samples": effective_samples(self.objective, data.batch, data.columns),
         }
 
     def _seed(self, seed: int) -> None:
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed & ((1 << _SEED_BITS) - 1))
 
-    def _columns(self, batch: TrainBatch) -> Columns:
-        """See response_columns."""
-        return response_columns(
-            replace(self.settings.algorithm, kl_coef=self._in_rewards),
+    def _prepared(self, batch: TrainBatch, seed: int) -> Postprocessed:
+        """The batch with its columns, as the user's function leaves them."""
+        algorithm = replace(self.settings.algorithm, kl_coef=self._in_rewards)
+        columns = response_columns(
+            algorithm,
             batch,
             self.policy,
             self.reference,
@@ -218,6 +222,12 @@ class PolicyTrainer:
             self.hooks,
             self.old_actor,
         )
+        data = Postprocessed(batch, columns)
+        limit_s = self.settings.collective_timeout_s / 2
+        data = postprocess(self.hooks, algorithm, data, self.iterations, seed, limit_s)
+        if data.changed and algorithm.tis_batch_normalize:
+            data.columns["weight_scale"] = weight_scales(algorithm, data.batch, data.columns)
+        return data
 
     @property
     def _objective(self) -> Objective:
@@ -227,27 +237,9 @@ class PolicyTrainer:
         return replace(self.objective, kl_loss_coef=self.kl.value)
 
     def _fitting(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """The batch with rows that fit a micro-batch, and how many did not.
-
-        Raises:
-            DataError: a row does not fit and the policy says error, or none is left.
-        """
+        """See fitting_rows."""
         settings = self.settings
-        if settings.overlong_policy == "error" or settings.max_tokens_per_gpu is None:
-            return batch, {}
-        fitting, counts = apply_overlong_policy(
-            batch, settings.max_tokens_per_gpu, settings.overlong_policy
-        )
-        if not fitting.steps:
-            raise DataError(
-                f"no row of the batch fits into max_tokens_per_gpu {settings.max_tokens_per_gpu}: "
-                "raise it, or lower rollout_max_response_len"
-            )
-        return fitting, {
-            "overlong_truncated_rows": float(counts.truncated_rows),
-            "overlong_truncated_tokens": float(counts.truncated_tokens),
-            "overlong_dropped_rows": float(counts.dropped_rows),
-        }
+        return fitting_rows(batch, settings.max_tokens_per_gpu, settings.overlong_policy)
 
     def _step(
         self,

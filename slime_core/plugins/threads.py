@@ -7,7 +7,10 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
+
+from slime_core.errors import PluginError
 
 
 async def in_thread(name: str, function: Callable[[], Any]) -> Any:
@@ -39,3 +42,27 @@ async def in_thread(name: str, function: Callable[[], Any]) -> Any:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await future
+
+
+def bounded(name: str, function: Callable[[], Any], limit_s: float, limit: str) -> Any:
+    """The same for a caller without a loop, which waits no longer than a limit.
+
+    Args:
+        limit: what the limit is called, for the message.
+
+    Raises:
+        PluginError: the function has not returned by then; its thread goes on until the process
+            ends.
+    """
+    context, future = contextvars.copy_context(), Future[Any]()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(function))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    if not wait([future], limit_s).done:
+        raise PluginError(f"{name} did not end within {limit_s:g} s ({limit})")
+    return future.result()

@@ -13,13 +13,14 @@ from typing import Any
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.args_view import ArgsView
-from slime_core.plugins.load import accepts, check_signature, load, source_digest
+from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
 from slime_core.plugins.user_code import no_exit, raised
 
 LOSS = "custom_loss_function_path"
 ADVANTAGE = "custom_advantage_function_path"
 TIS = "custom_tis_function_path"
 REDUCER = "custom_pg_loss_reducer_function_path"
+POSTPROCESS = "rollout_data_postprocess_path"
 INIT = "custom_megatron_init_path"
 BEFORE_LOG_PROB = "custom_megatron_before_log_prob_hook_path"
 BEFORE_STEP = "custom_megatron_before_train_step_hook_path"
@@ -31,6 +32,7 @@ CALLS: dict[str, tuple[str, ...]] = {
         *("total_lengths=", "response_lengths="),
     ),
     REDUCER: ("total_lengths", "response_lengths", "loss_masks", "calculate_per_token_loss"),
+    POSTPROCESS: ("args", "rollout_id", "rollout_data"),
     INIT: ("args",),
     BEFORE_LOG_PROB: ("args", "model", "store_prefix"),
     BEFORE_STEP: ("args", "rollout_id", "step_id", "model", "optimizer", "opt_param_scheduler"),
@@ -40,6 +42,7 @@ ROLES = {
     ADVANTAGE: "advantage",
     TIS: "tis",
     REDUCER: "reducer",
+    POSTPROCESS: "postprocess",
     INIT: "init",
     BEFORE_LOG_PROB: "before_log_prob",
     BEFORE_STEP: "before_step",
@@ -92,6 +95,7 @@ class TrainerHooks:
     advantage: TrainerHook | None = None
     tis: TrainerHook | None = None
     reducer: TrainerHook | None = None
+    postprocess: TrainerHook | None = None
     init: TrainerHook | None = None
     before_log_prob: TrainerHook | None = None
     before_step: TrainerHook | None = None
@@ -143,6 +147,8 @@ def load_trainer_hook(flag: str, path: str) -> TrainerHook:
     function = load(path)
     metadata = accepts(function, "metadata") if callable(function) else False
     extra = ("metadata=",) if metadata else ()
+    if is_async(function):
+        raise PluginError(f"{path} must be a plain `def`: nothing awaits it")
     check_signature(function, path, (*CALLS[flag], *extra))
     return TrainerHook(f"{flag} {path}", function, metadata, source_digest(function))
 

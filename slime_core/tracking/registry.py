@@ -96,6 +96,14 @@ METRICS = (
     Metric("train/overlong_truncated_rows", "samples", "cut to fit a micro-batch"),
     Metric("train/overlong_truncated_tokens", "tokens", "cut off from them"),
     Metric("train/overlong_dropped_rows", "samples", "left untrained since they did not fit"),
+    Metric(
+        "train/postprocess_masked_tokens",
+        "tokens",
+        "taken out of an optimizer step by rollout_data_postprocess_path",
+    ),
+    Metric(
+        "train/postprocess_changed_{column}", "tokens", "response tokens whose column it changed"
+    ),
     Metric("train/tokens", "tokens", "trained tokens of an optimizer step"),
     Metric("train/micro_batches", "micro-batches", "of an optimizer step on a rank, all roles"),
     Metric("train/grad_norm", "norm", "gradient norm before clipping"),

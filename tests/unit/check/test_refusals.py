@@ -113,6 +113,7 @@ HOOKS = """
 def weights(args, pg_loss): ...
 def advantages(args, rollout_data): ...
 reduce = 3
+async def postprocess(args, rollout_id, rollout_data): ...
 """
 
 ROLLOUT = """
@@ -206,6 +207,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             *("--custom-tis-function-path", f"{plugin(folder, HOOKS)}:weights"),
             *("--custom-advantage-function-path", f"{folder / 'grade.py'}:advantage"),
             *("--custom-pg-loss-reducer-function-path", f"{folder / 'grade.py'}:reduce"),
+            *("--rollout-data-postprocess-path", f"{folder / 'grade.py'}:postprocess"),
         ],
         [
             "custom_tis_function_path: ",
@@ -213,6 +215,7 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
             "grade.py:advantage: ",
             "has no 'advantage'; did you mean advantages?",
             "grade.py:reduce is of type int; a function(total_lengths, response_lengths,",
+            "grade.py:postprocess must be a plain `def`: nothing awaits it",
         ],
     ),
     "functions of the rollout that do not fit": (

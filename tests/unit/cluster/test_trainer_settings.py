@@ -60,7 +60,7 @@ def test_a_ranks_settings(tmp_path):
     config = small(
         hf_checkpoint=folder, seed=7, lr=0.5, num_rollout=10, num_steps_per_rollout=2,
         threads_per_process=3,
-        megatron={"weight_decay": 0.1, "bf16": False},
+        megatron={"weight_decay": 0.1, "bf16": False}, sglang={"api_key": "sk-1"},
     )  # fmt: skip
     settings = trainer_settings(config, "cpu", 0, 4242)
     assert (settings.hf_checkpoint, settings.device, settings.dtype) == (folder, "cpu", "float32")
@@ -68,6 +68,7 @@ def test_a_ranks_settings(tmp_path):
     assert (settings.seed, settings.lr, settings.threads) == (7, 0.5, 3)
     assert settings.train_iters == 20, "optimizer steps, not iterations"
     assert settings.args is not None and settings.args.lr == 0.5, "functions of the user's see it"
+    assert settings.args.sglang_api_key == "***", "they cannot print it"
     assert settings.megatron == {"weight_decay": 0.1}, "bf16 has become the dtype"
 
 

@@ -129,6 +129,9 @@ def advantages(args, rollout_data):
     rollout_data["advantages"] = [torch.full((n,), r) for n, r in zip(lengths, rewards)]
 def nothing(args, *, pg_loss, loss_masks, **others): return pg_loss * 0, loss_masks, {}
 def tis(args, *, pg_loss, loss_masks, **others): return pg_loss, loss_masks, {}
+def veto(args, rollout_id, rollout_data):
+    rollout_data["loss_masks"][0][:2] = 0
+    rollout_data["advantages"] = [a / 2 for a in rollout_data["advantages"]]
 def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
     return lambda values: sum(
         (v * m).sum() for v, m in zip(values.split(response_lengths), loss_masks)) / 10
@@ -145,6 +148,7 @@ def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_los
          ("worth [1.0, -1.0, 0.5, 0.5], are [[1.0, 1.0, 1.0, 1.0, 1.0], [-1.0], [0.5,",)),
         ("tis", "tis", ("10 of 10 trained tokens have a gradient", "pg_loss")),
         ("tis", "nothing", ("note: no token has a gradient, so nothing would be learned",)),
+        ("postprocess", "veto", ("2 of 10 trained tokens were masked", "advantages were changed")),
         ("pg_loss_reducer", "reducer", ("10 of 10 trained tokens have a gradient",)),
     ],
 )  # fmt: skip

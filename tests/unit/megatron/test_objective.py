@@ -97,6 +97,7 @@ def test_an_unknown_estimator_suggests_the_nearest() -> None:
         (1, {"use_tis": True}, False),
         (1, {"use_tis": True, "tis_batch_normalize": True}, True),
         (1, {"custom_advantage_function_path": "f.py"}, True),
+        (1, {"rollout_data_postprocess_path": "f.py"}, True),
         (1, {"use_routing_replay": True}, True),
         (2, {"use_rollout_logprobs": True, "use_routing_replay": True}, True),
         (2, {"loss_type": "sft_loss"}, False),
