@@ -22,7 +22,6 @@ UPSTREAM: dict[str, Any] = {
     "sglang_enable_deterministic_inference": False,
     "rollout_external_engine_addrs": None,
     "custom_config_path": None,
-    "rollout_data_postprocess_path": None,
     "start_rollout_id": None,
     "num_epoch": None,
     "update_weights_interval": 1,
