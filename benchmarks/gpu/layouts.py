@@ -32,6 +32,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
         {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     ),
     "PP2": (2, {"pipeline_model_parallel_size": 2}),
+    "CP2": (2, {"context_parallel_size": 2}),
 }
 STEPS = 4
 DEADLINE_S = 240.0
@@ -135,6 +136,7 @@ def rows_of(name: str, loop: dict[str, Any], alone: dict[str, Any]) -> list[tupl
 
 def main() -> int:
     made = parser(__doc__)
+    made.add_argument("--only", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     made.add_argument("--iterations", type=int, default=10)
     made.add_argument("--rows", type=int, default=512)
     made.add_argument("--prompt-tokens", type=int, default=128)
@@ -146,7 +148,8 @@ def main() -> int:
     failed = False
     try:
         write_model(model, "cpu")
-        for name, (ranks, layout) in LAYOUTS.items():
+        for name in options.only:
+            ranks, layout = LAYOUTS[name]
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
                 loop = fresh.submit(quickstart, ranks, layout, options.iterations).result()
             alone = step(ranks, layout, str(model), options)

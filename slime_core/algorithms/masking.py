@@ -35,8 +35,15 @@ def k3_divergence(log_ratio: Tensor) -> Tensor:
 
 
 def row_sums(values: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Sums each row's tokens. [P] -> [k]"""
-    return values.new_zeros(num_rows).index_add(0, rows, values)
+    """Sums each row's tokens. [P] -> [k]
+
+    Equal inputs give equal bits, as ranks that hold the same tokens need: on a GPU index_add adds
+    in any order, and what sorts does not.
+    """
+    sums = values.new_zeros(num_rows)
+    if values.is_cuda:
+        return sums.index_put((rows,), values, accumulate=True)
+    return sums.index_add(0, rows, values)
 
 
 def row_counts(mask: Tensor, rows: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:

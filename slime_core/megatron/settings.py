@@ -187,11 +187,6 @@ class TrainerSettings:
                 f"expert_tensor_parallel_size {self.expert_tensor_size}: ranks on CPUs cannot "
                 "gather unequal numbers of tokens (gloo): use expert_tensor_parallel_size 1"
             )
-        if self.context_parallel_size > 1 and self.device == "cuda":
-            raise ConfigError(
-                f"context_parallel_size {self.context_parallel_size} works on CPUs so far and is "
-                "not tried on GPUs: use 1, or device cpu"
-            )
         if self.virtual_stages and self.pipeline_model_parallel_size == 1:
             raise ConfigError(
                 f"virtual_pipeline_model_parallel_size {self.virtual_stages} needs "

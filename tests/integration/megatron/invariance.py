@@ -192,7 +192,7 @@ def _run_case(settings: dict[str, Any], batches: list[TrainBatch]) -> Outcome:
 
 
 def _weights(rank: Any) -> dict[str, np.ndarray]:
-    copies = {name: tensor.numpy().copy() for name, tensor in rank.named_hf_tensors()}
+    copies = {name: tensor.cpu().numpy().copy() for name, tensor in rank.named_hf_tensors()}
     return copies if rank.settings.rank == 0 else {}
 
 

@@ -24,6 +24,7 @@ WEIGHTS = 1e-6
 # is: what is bounded is each tensor's way, not each weight.
 ADAM = 1e-3
 CANARY_NATS = 1e-4
+ON_CUDA = {"device": "cuda"}
 TIED = "model.embed_tokens.weight"
 Run = Callable[[str, Layout], list[dict[str, Outcome]]]
 
@@ -85,10 +86,22 @@ def alone_sparse(run: Run, sparse: str) -> dict[str, Outcome]:
     return run(sparse, Layout(1, {}, experts=True))[0]
 
 
-def assert_same(case: str, ours: Outcome, theirs: Outcome) -> None:
+@pytest.fixture(scope="module")
+def one_gpu(run: Run, dense: str) -> dict[str, Outcome]:
+    return run(dense, Layout(1, ON_CUDA))[0]
+
+
+@pytest.fixture(scope="module")
+def one_gpu_sparse(run: Run, sparse: str) -> dict[str, Outcome]:
+    return run(sparse, Layout(1, ON_CUDA, experts=True))[0]
+
+
+def assert_same(case: str, ours: Outcome, theirs: Outcome, numbers: float = NUMBERS) -> None:
     gaps = largest_gaps(ours, theirs)
+    far = sorted(gaps.items(), key=lambda gap: -gap[1])[:4]
+    print(case, *(f"{name} {gap:.1e}" for name, gap in far))
     moved, weights, canary = (gaps.pop(name) for name in ("moved", "weights", "canary"))
-    allowed = {name: invariance.EXPONENTIALS.get(name, NUMBERS) for name in gaps}
+    allowed = {name: invariance.EXPONENTIALS.get(name, numbers) for name in gaps}
     assert not {name: gap for name, gap in gaps.items() if gap > allowed[name]}, case
     if case == "gradient":
         assert moved < GRADIENT
@@ -137,3 +150,21 @@ def test_the_reference_itself_moves(alone: dict[str, Outcome], tmp_path: Path) -
         assert not any(step["skipped"] for step in outcome.steps)
         for name, after in outcome.after.items():
             assert not np.array_equal(after, outcome.before[name]), (case, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.parametrize("layout", [name for name, it in LAYOUTS.items() if it.ranks <= 2])
+def test_a_layout_over_nccl_gives_the_numbers_of_one_gpu(
+    layout: str, run: Run, request: pytest.FixtureRequest
+) -> None:
+    chosen = LAYOUTS[layout]
+    model: str = request.getfixturevalue("sparse" if chosen.experts else "dense")
+    alone = request.getfixturevalue("one_gpu_sparse" if chosen.experts else "one_gpu")
+    ranks = run(model, Layout(chosen.ranks, {**chosen.options, **ON_CUDA}, chosen.experts))
+    for case in CASES:
+        first = ranks[0][case]
+        for other in ranks[1:]:
+            assert other[case].steps == first.steps, "all ranks report the same"
+        assert_same(case, first, alone[case])
+    assert_export_is_the_model(model, batches_of(model)[0], ranks[0]["grpo"])

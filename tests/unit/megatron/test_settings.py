@@ -19,10 +19,6 @@ CUSTOM = AlgorithmSettings(loss_type="custom_loss", custom_loss_function_path="f
     [
         ({"context_parallel_size": 2}, "1 trainer ranks .* context_parallel_size 2"),
         ({"world_size": 3, "tensor_model_parallel_size": 2}, "3 trainer ranks"),
-        (
-            {"world_size": 2, "master_port": 1, "context_parallel_size": 2, "device": "cuda"},
-            "context_parallel_size 2 works on CPUs so far",
-        ),
         ({"sequence_parallel": True}, "sequence_parallel needs"),
         ({"world_size": 2}, "master_port"),
         ({"use_dynamic_batch_size": True}, "max_tokens_per_gpu"),
