@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs
+import memory_jobs
 import models
 import pytest
 import torch
@@ -102,3 +103,16 @@ def test_roles_compute_what_they_compute_on_the_cpu(
         for name in ("loss", "grad_norm", "rollout/ref_log_probs", "value_loss"):
             if name in theirs:
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
+
+
+def test_sleep_frees_the_gpu_and_changes_no_bit(
+    model: str, in_fresh_process: Callable[..., Any]
+) -> None:
+    batches = [models.random_batch(models.VOCAB, seed=seed) for seed in range(3)]
+    settings = on("cuda", model, dtype="bfloat16")
+    awake = in_fresh_process(memory_jobs.naps, settings, batches, [])
+    slept = in_fresh_process(memory_jobs.naps, settings, batches, [1, 2])
+    assert slept["held"] == [0, 0]
+    assert all(before == after for before, after in slept["digests"])
+    for ours, theirs in zip(steps_of(slept), steps_of(awake), strict=True):
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
