@@ -28,6 +28,8 @@ QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 FOLDER_PREFIX = "slime-ray-"
 STOP_GRACE_S = 1.0
 REAPER_TIMEOUT_S = 5.0
+STARTS = 2
+"""Ray gives its node 30 s, a constant of its own, which a busy machine may need more than once."""
 
 
 class LocalRay:
@@ -56,6 +58,7 @@ class LocalRay:
 
         Raises:
             ConfigError: this process uses a Ray already.
+            EngineError: it did not come up.
         """
         if ray.is_initialized():
             raise ConfigError(
@@ -66,6 +69,16 @@ class LocalRay:
         # Else Ray's C++ core takes SIGTERM past Python, prints a stack and aborts 3 s later. The
         # variable of this name would have to be set before Ray is imported, and reach its workers.
         ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+        for left in reversed(range(STARTS)):
+            try:
+                return self._start_node()
+            except EngineError as error:
+                if not left or "timed out" not in str(error):
+                    raise
+                log.warning("%s; trying again", error)
+                self._end_node()
+
+    def _start_node(self) -> None:
         self._remove_noted()
         self._folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)  # socket paths must be short
         self._note.write_text(self._folder, encoding="utf-8")
@@ -101,8 +114,10 @@ class LocalRay:
         """Ends the Ray that was started here, if one was, and waits for its processes: actors
         that were told to end may hold a GPU a little longer."""
         self._engines.release()
-        if not self._folder:
-            return
+        if self._folder:
+            self._end_node()
+
+    def _end_node(self) -> None:
         try:
             ray.shutdown()
         finally:
