@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from flows.cli.stored import open_run, parser, show
 from slime_core.config.flags import parse
 from slime_core.errors import ConfigError
-from slime_core.store.query import export_rows
+from slime_core.store.query import export_rows, given_up_note
+from slime_core.store.tables import ROWS
 
 
 def main(arguments: list[str]) -> int:
@@ -19,6 +21,8 @@ def main(arguments: list[str]) -> int:
         raise ConfigError(f"{options.file}: the name has to end with .parquet")
     run_id, cache = open_run(options)
     count = export_rows(cache, options.file)
+    if (note := given_up_note(cache, ["samples", *ROWS.names])) is not None:
+        print(f"note: {note}", file=sys.stderr)
     size = options.file.stat().st_size
     show([{"run": run_id, "rows": count, "bytes": size, "file": options.file}], options.json)
     return 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from flows.cli.stored import open_root, open_run, parser, root_url, show
 from slime_core.config.flags import FlagParser, parse
 from slime_core.run.overview import runs_table
-from slime_core.store.query import TABLES, query, rows_of, write_table
+from slime_core.store.query import TABLES, given_up_note, query, rows_of, write_table
 
 SHOWN_ROWS = 200
 
@@ -22,6 +23,9 @@ def main(arguments: list[str]) -> int:
     if re.search(r"\bruns\b", options.sql, re.IGNORECASE):  # it looks at every run of the store
         more["runs"] = runs_table(open_root(options), root_url(options))
     answer = query(cache, options.sql, more)
+    named = {*re.findall(r"\w+", options.sql.lower()), *answer.schema.names}
+    if (note := given_up_note(cache, named)) is not None:
+        print(f"note: {note}", file=sys.stderr)
     if options.to is not None:
         write_table(answer, options.to)
         print(f"{answer.num_rows} rows in {options.to}")

@@ -9,8 +9,10 @@ from flows.cli.stored import open_run, parser, show
 from slime_core.config.flags import parse
 from slime_core.errors import ConfigError
 from slime_core.rewards.hub import RewardHub, RewardSettings
-from slime_core.run.rescore import Rescored, rescore
+from slime_core.run.rescore import SPARED, Rescored, rescore
 from slime_core.store.cache import NodeCache
+from slime_core.store.compaction import lost_planes
+from slime_core.store.planes import in_words
 from slime_core.store.seal import list_dropped, list_seals
 
 
@@ -28,14 +30,26 @@ def main(arguments: list[str]) -> int:
     dropped = list_dropped(cache.backend)
     sealed = [segment for segment in list_seals(cache.backend) if segment not in dropped]
     chosen = parse_range(options.segments or ":", max(sealed, default=-1) + 1) if sealed else ()
+    chosen = [segment for segment in sealed if segment in chosen]
+    _refuse_lost(cache, chosen)
     settings = RewardSettings(
         rm_type=options.rm_type,
         custom_rm_path=options.custom_rm_path,
         reward_key=options.reward_key,
     )
-    found = asyncio.run(_rescored(cache, settings, [s for s in sealed if s in chosen]))
+    found = asyncio.run(_rescored(cache, settings, chosen))
     show([one.to_dict() for one in found], options.json)
     return 0
+
+
+def _refuse_lost(cache: NodeCache, segments: list[int]) -> None:
+    """Refuses before anything is graded what could be graded in part only."""
+    lost = {s for s in segments if set(lost_planes(cache, s)) - set(SPARED)}
+    if lost:
+        raise ConfigError(
+            f"the media of segments {in_words(lost)} were given up (slime gc --drop-planes), and "
+            "graders get whole samples: choose others with --segments A:B"
+        )
 
 
 async def _rescored(

@@ -68,13 +68,21 @@ def open_root(
 
 
 def open_run(
-    options: argparse.Namespace, *, write: bool = False, patience_s: float | None = None
+    options: argparse.Namespace,
+    *,
+    write: bool = False,
+    fsync: bool = False,
+    patience_s: float | None = None,
 ) -> tuple[str, NodeCache]:
-    """The chosen run's id and its store, read through this node's cache where that can be kept."""
+    """The chosen run's id and its store, read through this node's cache where that can be kept.
+
+    Args:
+        fsync: what is written is on the disk before anything is deleted that it takes the place of.
+    """
     root = open_root(options, write=write, patience_s=patience_s)
     run_id = find_run(root, options.run)
     url = join_url(root_url(options), run_id)
-    backend = open_backend(url, read_only=not write, patience_s=patience_s)
+    backend = open_backend(url, fsync=fsync, read_only=not write, patience_s=patience_s)
     folder = RunPaths(Path(options.workspace).absolute(), run_id).cache
     return run_id, NodeCache(backend, folder if _can_be_kept(folder) else None)
 

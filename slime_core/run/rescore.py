@@ -16,6 +16,9 @@ from slime_core.store.parts import KEPT
 from slime_core.store.scores import RowScore, put_scores
 from slime_core.store.seal import open_groups, read_seal
 
+SPARED = ("experts",)
+"""Planes that graders do without."""
+
 
 class Grader(Protocol):
     """What is needed of rewards.hub.RewardHub."""
@@ -68,7 +71,7 @@ async def rescore(cache: NodeCache, grader: Grader, segment: int) -> Rescored:
     for group in kept:
         place = (group.entry.group_id, group.entry.attempt)
         file, number = files[place]
-        samples = file.rows(number).to_samples(spared=("experts",))
+        samples = file.rows(number).to_samples(spared=SPARED)
         before = [_number(sample.reward) for sample in samples]
         for sample in samples:  # the grader that is asked for, not the row's own
             sample.custom_rm_path = None

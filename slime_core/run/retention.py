@@ -6,8 +6,10 @@ once no resume can need them; files that nothing names may always go.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slime_core.errors import DigestError
 from slime_core.run.frontier import GroupLog
 from slime_core.run.history import read_history
 from slime_core.run.plan import History, plan
@@ -16,7 +18,7 @@ from slime_core.store.backend import Backend, Entry
 from slime_core.store.cache import NodeCache
 from slime_core.store.documents import Owner, put_document
 from slime_core.store.ledger import read_ledger
-from slime_core.store.seal import list_dropped
+from slime_core.store.seal import list_dropped, open_compacted
 
 SAFE_CHECKPOINTS = 2
 """A resume may find the newest checkpoint damaged; rows that the one before needs stay, too."""
@@ -73,15 +75,14 @@ def find_garbage(cache: NodeCache, retention: Retention, *, quarantined: bool = 
     newest = max(history.seals, default=-1)
     dropped = tuple(s for s in droppable if not retention.keeps(s, newest))
     needed = _needed_parts(history)
-    compacted: dict[int, str] = {}
+    kept = _kept_compactions(cache, entries)
     objects = []
     for entry in entries:
         part, compact = layout.parse_part(entry.key), layout.parse_compact(entry.key)
         if part is not None and part.segment in history.seals:
             useless = part.segment in dropped or entry.key not in needed
         elif compact is not None:
-            kept = compacted.setdefault(compact.segment, entry.key)
-            useless = compact.segment in dropped or kept != entry.key
+            useless = compact.segment in dropped or entry.key not in kept
         elif (segment := layout.parse_turn(entry.key)) is not None:
             useless = segment in history.seals
         else:
@@ -152,6 +153,22 @@ def _undecided(log: GroupLog, history: History) -> set[int]:
 
 def _needed_parts(history: History) -> set[str]:
     return {group.at.key for seal in history.seals.values() for group in seal.groups}
+
+
+def _kept_compactions(cache: NodeCache, entries: Sequence[Entry]) -> set[str]:
+    """The compacted file of each segment. Of two, which one that was cut off leaves, it is a good
+    one that lost nothing that the other has; none goes where all are damaged."""
+    found: dict[int, list[str]] = {}
+    for entry in entries:
+        if (compact := layout.parse_compact(entry.key)) is not None:
+            found.setdefault(compact.segment, []).append(entry.key)
+    kept = set[str]()
+    for keys in found.values():
+        try:
+            kept |= {open_compacted(cache, keys)[0].part.key} if len(keys) > 1 else {*keys}
+        except DigestError:
+            kept |= {*keys}
+    return kept
 
 
 def _left_behind(key: str, quarantined: bool) -> bool:

@@ -76,7 +76,12 @@ def compact_segment(cache: NodeCache, segment: int, drop: Collection[str] = ()) 
         return None
     data = _serialised(segment, left)
     name = layout.CompactName(segment, checksum(data))
-    if name.key not in {entry.key for entry in entries}:
+    there = name.key in {entry.key for entry in entries}
+    if there and checksum(backend.get(name.key)) != name.checksum:
+        backend.delete(name.key)  # half a file, of a machine that went down in mid compaction
+        cache.forget(name.key)
+        there = False
+    if not there:
         backend.put_new(name.key, memoryview(data))
     _check(name, pa.py_buffer(backend.get(name.key)), left)
     old = [entry for entry in (*parts, *compacted) if entry.key != name.key]
@@ -84,6 +89,22 @@ def compact_segment(cache: NodeCache, segment: int, drop: Collection[str] = ()) 
         backend.delete(entry.key)
         cache.forget(entry.key)
     return Compacted(segment, len(parts), sum(entry.size_bytes for entry in old), len(data))
+
+
+def lost_planes(cache: NodeCache, segment: int) -> frozenset[str]:
+    """Planes that some row of a sealed segment had and that were given up."""
+    if not any(layout.parse_compact(e.key) for e in cache.backend.list(layout.segment(segment))):
+        return frozenset()
+    seal = read_seal(cache.backend, segment)
+    files = open_groups(cache, () if seal is None else seal.groups)
+    return frozenset[str]().union(*(file.lost(number) for file, number in files.values()))
+
+
+def holds_planes(cache: NodeCache, segment: int, planes: Collection[str]) -> bool:
+    """Whether `compact_segment` would empty columns of these planes."""
+    seal = read_seal(cache.backend, segment)
+    files = open_groups(cache, () if seal is None else seal.groups)
+    return any(without(_batch(file.rows(i).rows), planes)[1] for file, i in files.values())
 
 
 def _left(cache: NodeCache, seal: Seal, drop: Collection[str]) -> list[_Left]:

@@ -191,6 +191,11 @@ class PartFile:
         """The planes that the rows of a group had and that were given up."""
         return self._lost.get(batch, frozenset())
 
+    @property
+    def planes_lost(self) -> int:
+        """How many planes of groups were given up in all."""
+        return sum(map(len, self._lost.values()))
+
     def digest_of(self, batch: int) -> str:
         """The digest of a group's rows as they are here: the sealed one, unless a plane went."""
         return self._left.get(batch) or self._groups[batch]["digest"]

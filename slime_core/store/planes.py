@@ -37,6 +37,17 @@ def without(rows: pa.RecordBatch, planes: Collection[str]) -> tuple[pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema), frozenset(held)
 
 
+def in_words(numbers: Collection[int]) -> str:
+    """Such as `0 to 5, 8`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
 def refuse_lost(lost: Collection[str], spared: Collection[str]) -> None:
     """Raises DataError where samples would lack a plane that their reader needs.
 

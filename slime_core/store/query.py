@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from slime_core.errors import ConfigError, StoreError
 from slime_core.store import layout, tables
 from slime_core.store.cache import NodeCache
 from slime_core.store.documents import read_document
+from slime_core.store.planes import GIVEN_UP, in_words
+from slime_core.store.schema import PLANES
 from slime_core.store.scores import all_scores
 from slime_core.store.seal import list_dropped, list_seals
 from slime_core.store.table_index import TableIndex
@@ -23,6 +25,7 @@ TABLES = {
     "groups": "one row an attempt at a group, with the iteration that trains it",
     "samples": "one row a stored sample: every column of a part that is no list",
     "tokens": "one row a response token (name it once in a query: it is read as a stream)",
+    "lost": "one row a group and plane of it (experts, media) that was given up",
     "evals": "one row a metric of an evaluation",
     "scores": "one row a sample that was graded again",
     "runs": "one row a run of the store, as `slime runs` shows them",
@@ -41,6 +44,8 @@ _VIEWS = (
     "ON g.group_id = t.group_id AND g.attempt = t.attempt",
     "CREATE VIEW samples AS SELECT t.iteration, s.* FROM stored_samples s LEFT JOIN trained t "
     "ON s.group_index = t.group_id AND s.attempt = t.attempt",
+    "CREATE VIEW lost AS SELECT t.iteration, l.* FROM stored_lost l LEFT JOIN trained t "
+    "ON l.group_id = t.group_id AND l.attempt = t.attempt",
 )
 
 
@@ -96,6 +101,45 @@ def export_rows(cache: NodeCache, path: Path) -> int:
     return count
 
 
+def given_up_note(cache: NodeCache, names: Collection[str]) -> str | None:
+    """Says which rows or planes were given up, None where that concerns none of the names.
+
+    Args:
+        names: of tables and columns that somebody looks at.
+    """
+    sentences = []
+    gone = list_dropped(cache.backend) if {"samples", "tokens"} & set(names) else ()
+    if gone:
+        sentences.append(f"the rows of segments {in_words(gone)} were given up (slime gc) and "
+                         "are not here")  # fmt: skip
+    concerned = {PLANES[name] for name in names if name in PLANES} & set(GIVEN_UP)
+    lost = [f"{plane} of {where}" for plane, where in _where_lost(cache, concerned).items()]
+    if lost:
+        sentences.append(f"{' and '.join(lost)} were given up (slime gc --drop-planes), so these "
+                         "columns are empty there")  # fmt: skip
+    return "; ".join(sentences) or None
+
+
+def _where_lost(cache: NodeCache, planes: Collection[str]) -> dict[str, str]:
+    """By plane that was given up somewhere: the iterations that lack it, in words."""
+    marks = _marks(cache) if planes else {}
+    if not marks:
+        return {}
+    index = TableIndex(cache)
+    rows = _lost(cache, index, _with_rows(cache), marks).to_pylist()
+    trained = _trained(cache, index, _iterations(cache)["batch"]).to_pylist()
+    iteration_of = {(row["group_id"], row["attempt"]): row["iteration"] for row in trained}
+    found = {}
+    for plane in sorted(planes):
+        lost = [(row["group_id"], row["attempt"]) for row in rows if row["plane"] == plane]
+        if lost:
+            iterations = {iteration_of[place] for place in lost if place in iteration_of}
+            found[plane] = (
+                f"iterations {in_words(iterations)}" if iterations else "groups of no iteration"
+            )
+    return found
+
+
 def write_table(table: pa.Table, path: Path) -> None:
     """Writes an answer as .parquet or .jsonl.
 
@@ -127,18 +171,47 @@ def _with_rows(cache: NodeCache) -> list[int]:
     return [segment for segment in list_seals(cache.backend) if segment not in dropped]
 
 
-def _registered(cache: NodeCache, index: TableIndex) -> dict[str, Any]:
-    segments = _with_rows(cache)
-    parsed = [layout.parse_iteration(e.key) for e in cache.backend.list(layout.ITERATIONS)]
+def _lost(
+    cache: NodeCache, index: TableIndex, segments: list[int], marks: dict[int, str]
+) -> pa.Table:
+    compacted = [segment for segment in segments if segment in marks]
+    return index.table("lost", compacted, tables.lost_table, marks)
+
+
+def _trained(cache: NodeCache, index: TableIndex, batches: Collection[int]) -> pa.Table:
+    return index.table("trained", sorted(batches), tables.trained_table)
+
+
+def _iterations(cache: NodeCache) -> dict[str, set[int]]:
+    """By kind of document (batch, ledger, sync): which iterations have it."""
     found = {kind: set[int]() for kind in ("batch", "ledger", "sync")}
-    for item in parsed:
-        if item is not None:
+    for entry in cache.backend.list(layout.ITERATIONS):
+        if (item := layout.parse_iteration(entry.key)) is not None:
             found[item[1]].add(item[0])
-    batches, ledgers = sorted(found["batch"]), sorted(found["ledger"])
+    return found
+
+
+def _marks(cache: NodeCache) -> dict[int, str]:
+    """By segment that was compacted: its files. Rows lose planes only by a compaction."""
+    keys: dict[int, list[str]] = {}
+    compacted = set()
+    for entry in cache.backend.list(layout.GROUPS):
+        part, compact = layout.parse_part(entry.key), layout.parse_compact(entry.key)
+        if (name := part or compact) is not None:
+            keys.setdefault(name.segment, []).append(entry.key)
+        if compact is not None:
+            compacted.add(compact.segment)
+    return {segment: " ".join(keys[segment]) for segment in compacted}
+
+
+def _registered(cache: NodeCache, index: TableIndex) -> dict[str, Any]:
+    segments, found, marks = _with_rows(cache), _iterations(cache), _marks(cache)
+    ledgers, seals = sorted(found["ledger"]), list_seals(cache.backend)
     return {
-        "stored_samples": index.table("samples", segments, tables.samples_table),
-        "stored_groups": index.table("groups", list_seals(cache.backend), tables.groups_table),
-        "trained": index.table("trained", batches, tables.trained_table),
+        "stored_samples": index.table("samples", segments, tables.samples_table, marks),
+        "stored_lost": _lost(cache, index, segments, marks),
+        "stored_groups": index.table("groups", seals, tables.groups_table),
+        "trained": _trained(cache, index, found["batch"]),
         "iterations": index.table("iterations", ledgers, tables.iterations_table),
         "evals": _evaluations(cache),
         "scores": all_scores(cache),

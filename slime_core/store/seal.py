@@ -276,13 +276,31 @@ def open_groups(
     return found
 
 
+def open_compacted(cache: NodeCache, keys: Sequence[str]) -> list[PartFile]:
+    """The good ones of a segment's compacted files, those that lost the fewest planes first.
+
+    Raises:
+        DigestError: all are damaged; says so of the first.
+    """
+    good, bad = list[PartFile](), list[DigestError]()
+    for key in keys:
+        try:
+            good.append(open_part(cache, key))
+        except DigestError as error:
+            bad.append(error)
+    if not good:
+        raise bad[0]
+    return sorted(good, key=lambda file: file.planes_lost)
+
+
 def _open_compacted(cache: NodeCache, missing: str) -> PartFile:
-    """The file that a segment's parts were put together in."""
+    """The file that a segment's parts were put together in; a compaction that was cut off leaves
+    two of them."""
     folder = missing.rpartition("/")[0]
     keys = [entry.key for entry in cache.backend.list(f"{folder}/")]
-    for key in keys:
-        if layout.parse_compact(key) is not None:
-            return open_part(cache, key)
+    compacted = [key for key in keys if layout.parse_compact(key) is not None]
+    if compacted:
+        return open_compacted(cache, compacted)[0]
     if any(layout.parse_dropped(key) is not None for key in keys):
         raise DigestError(f"the rows of {folder} were dropped, as its retention asked for")
     raise DigestError(f"{missing} is gone, but a seal needs it")

@@ -7,7 +7,8 @@ a number (a segment or an iteration), and in one file for each full stretch of S
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,11 +19,12 @@ from slime_core.store.cache import NodeCache
 from slime_core.store.digest import checksum
 
 STRETCH = 64
+_MARK = "~"
 Build = Callable[[NodeCache, list[int]], pa.Table]
 
 
 class TableIndex:
-    """Keeps tables whose sources never change.
+    """Keeps tables whose sources never change, or say so by another mark.
 
     Args:
         cache: the run; without a local folder nothing is kept.
@@ -36,38 +38,54 @@ class TableIndex:
             name = checksum(cache.backend.get(layout.RUN))[:16]
             self._folder = cache.directory / "tables" / name
 
-    def table(self, kind: str, numbers: Collection[int], build: Build) -> pa.Table:
+    def table(
+        self,
+        kind: str,
+        numbers: Collection[int],
+        build: Build,
+        marks: Mapping[int, str] | None = None,
+    ) -> pa.Table:
         """The rows of these numbers, in their order.
 
         Args:
             kind: names the table.
-            numbers: ascending; what stands under each never changes any more.
+            numbers: ascending; what stands under each changes with its mark only.
             build: makes the rows of some numbers.
+            marks: of numbers that have one.
         """
+        marks = marks or {}
         tables = []
         stretches: dict[int, list[int]] = {}
         for number in numbers:
             stretches.setdefault(number // STRETCH, []).append(number)
         for stretch, members in stretches.items():
             if len(members) == STRETCH:
-                tables.append(
-                    self._kept(f"{kind}-x{stretch:06d}", members, self._singly(kind, build))
-                )
+                all_marks = "".join(marks.get(n, "-") for n in members).strip("-")
+                name = _marked(f"{kind}-x{stretch:06d}", all_marks)
+                names = [_marked(_single(kind, n), marks.get(n, "")) for n in members]
+                tables.append(self._kept(name, members, self._joined(names, build)))
             else:
-                tables += [self._kept(_single(kind, n), [n], build) for n in members]
+                tables += [
+                    self._kept(_marked(_single(kind, n), marks.get(n, "")), [n], build)
+                    for n in members
+                ]
         return pa.concat_tables(tables) if tables else build(self._cache, [])
 
-    def _singly(self, kind: str, build: Build) -> Build:
+    def forget(self) -> None:
+        """Deletes all tables: they hold what was given up in the store meanwhile."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _joined(self, names: list[str], build: Build) -> Build:
         """Puts a stretch together from what is kept of its numbers, and forgets those."""
 
         def join(cache: NodeCache, members: list[int]) -> pa.Table:
-            names = [_single(kind, n) for n in members]
             kept = [table for name in names if (table := self._read(name)) is not None]
             whole = len(kept) == len(members)
             joined = pa.concat_tables(kept).combine_chunks() if whole else build(cache, members)
             if self._folder is not None:
                 for name in names:
-                    self._path(name).unlink(missing_ok=True)
+                    self._remove(name)
             return joined
 
         return join
@@ -78,8 +96,16 @@ class TableIndex:
             return known
         made = build(self._cache, members)
         if self._folder is not None:
+            self._remove(name)
             self._write(self._path(name), made)
         return made
+
+    def _remove(self, name: str) -> None:
+        """Deletes a table under each of its marks."""
+        assert self._folder is not None
+        bare = name.partition(_MARK)[0]
+        for path in (*self._folder.glob(f"{bare}{_MARK}*.arrow"), self._path(bare)):
+            path.unlink(missing_ok=True)
 
     def _read(self, name: str) -> pa.Table | None:
         if self._folder is None or not self._path(name).exists():
@@ -112,3 +138,7 @@ class TableIndex:
 
 def _single(kind: str, number: int) -> str:
     return f"{kind}-{number:06d}"
+
+
+def _marked(name: str, mark: str) -> str:
+    return f"{name}{_MARK}{checksum(mark.encode())[:16]}" if mark else name

@@ -32,6 +32,14 @@ GROUPS = pa.schema(
         ("digest", pa.string()),
     ]
 )
+LOST = pa.schema(
+    [
+        ("segment", pa.int64()),
+        ("group_id", pa.int64()),
+        ("attempt", pa.int64()),
+        ("plane", pa.string()),
+    ]
+)
 TRAINED = pa.schema(
     [
         ("iteration", pa.int64()),
@@ -93,6 +101,18 @@ def groups_table(cache: NodeCache, segments: Iterable[int]) -> pa.Table:
                  e.digest)
             )  # fmt: skip
     return _table(rows, GROUPS)
+
+
+def lost_table(cache: NodeCache, segments: Iterable[int]) -> pa.Table:
+    """LOST: a row for each group of sealed segments and each plane that it had and lost."""
+    rows = []
+    for segment in segments:
+        groups = _seal(cache, segment).groups
+        files = open_groups(cache, groups)
+        for place in ((group.entry.group_id, group.entry.attempt) for group in groups):
+            file, number = files[place]
+            rows += [(segment, *place, plane) for plane in sorted(file.lost(number))]
+    return _table(rows, LOST)
 
 
 def trained_table(cache: NodeCache, iterations: Iterable[int]) -> pa.Table:

@@ -187,25 +187,6 @@ def test_gc_compacts_and_a_dry_run_changes_nothing(workspace, capsys):
     capsys.readouterr()
 
 
-def test_gc_gives_planes_up_where_no_resume_needs_them(workspace, capsys, monkeypatch):
-    asked = ["gc", "sorting", "--workspace", str(workspace), "--json", "--drop-planes"]
-    assert main([*asked, "tokens"]) == 2
-    assert "plane 'tokens' cannot be given up: name experts or media" in capsys.readouterr().err
-    assert main([*asked, "media", "--keep-planes", "-1"]) == 2
-    capsys.readouterr()
-    done: list[tuple[int, set[str]]] = []
-    monkeypatch.setattr("flows.cli.gc.settled_segments", lambda cache, keep: [0, 1][: 2 - keep])
-    monkeypatch.setattr(
-        "flows.cli.gc.compact_segment",
-        lambda cache, segment, planes: done.append((segment, set(planes))),
-    )
-    assert main([*asked, "media", "--dry-run"]) == 0
-    assert json.loads(capsys.readouterr().out)["segments_to_thin"] == 2 and done == []
-    assert main([*asked, "media,experts", "--keep-planes", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["segments_thinned"] == 0
-    assert done == [(0, {"media", "experts"})]
-
-
 def test_rescore_with_a_grader_of_ones_own(workspace, capsys):
     grader = workspace / "grader.py"
     grader.write_text(

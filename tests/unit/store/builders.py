@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,12 +126,18 @@ def add_ledger(backend: Backend, batch: Batch, parent: str, epoch: int = 0) -> L
     )
 
 
-def run_iteration(backend: Backend, k: int, parent_state: str, parent_seal: str) -> tuple[str, str]:
+def run_iteration(
+    backend: Backend,
+    k: int,
+    parent_state: str,
+    parent_seal: str,
+    made: Callable[[int], GroupRows] = group_rows,
+) -> tuple[str, str]:
     """One whole iteration of two groups; returns the new state and the seal's digest."""
     first = 2 * k
     assert log_draws(backend, k, [draw(first, k), draw(first + 1, k)]) is None
-    write_groups(backend, k, [group_rows(first)])
-    write_groups(backend, k, [group_rows(first + 1)], seq=1)
+    write_groups(backend, k, [made(first)])
+    write_groups(backend, k, [made(first + 1)], seq=1)
     seal = seal_segment(backend, k, parent_seal)
     batch = put_batch(backend, FakeOwner(), batch_content(k, seal))
     return add_ledger(backend, batch, parent_state).state, seal.digest
