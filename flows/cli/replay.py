@@ -44,11 +44,11 @@ def main(arguments: list[str]) -> int:
         iterations = parse_range(options.iterations, len(replay.chain))
         found = list(replay.run(iterations, changed if overrides else None))
     show([one.to_dict() for one in found], options.json)
-    drifted = [one.iteration for one in found if not one.same]
+    drifted = [one for one in found if not one.same]
     changes = bool(overrides) or scorer is not None
     if not options.json:
         print(
-            f"other weights from iteration {drifted[0]} on"
+            f"other weights from iteration {drifted[0].iteration} on{drifted[0].hint}"
             if drifted
             else "the same weights to the bit"
         )

@@ -106,5 +106,6 @@ def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str,
         table.append(("damaged", text))
     if restored.drift:
         text = f"trained again, iteration {restored.drift[0]} gave other weights than before"
+        text += restored.hint
         table.append(("note", text))
     return table

@@ -17,6 +17,7 @@ from slime_core.config.fields import numeric_digest
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, DigestError, StoreError
 from slime_core.run.context import FIRST_LINEAGE
+from slime_core.run.drift import hooks_hint
 from slime_core.seeds import derive_seed
 from slime_core.stages.regroup import regrouped
 from slime_core.store.batch import Batch, read_batch
@@ -55,6 +56,7 @@ class Compared:
     Attributes:
         same: the weights afterwards are equal to the bit.
         loss, grad_norm: means over the steps, then; `_now` in the replay.
+        hint: functions of the user's that may be the reason where it is not the same, in brackets.
     """
 
     iteration: int
@@ -63,9 +65,12 @@ class Compared:
     loss_now: float
     grad_norm: float
     grad_norm_now: float
+    hint: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        del found["hint"]
+        return found
 
 
 def trained_chain(cache: NodeCache) -> list[Ledger]:
@@ -107,7 +112,7 @@ class Replay:
     def run(self, iterations: range, changed: ConfigOf | None = None) -> Iterator[Compared]:
         """Trains iterations again as `results` does, and compares each with its ledger."""
         for k, result in self.results(iterations, changed):
-            yield _compared(k, self.chain[k].result["steps"], result["steps"])
+            yield _compared(k, self.chain[k].result, result)
 
     def results(
         self, iterations: range, changed: ConfigOf | None = None
@@ -176,11 +181,11 @@ class Replay:
             self._begin(checkpoint, self._rank.setup()["weights_digest"])
             for i in range(first, k):
                 self._use(self._config_of(self.chain[i]))
-                steps = self._train(i, self._stored(i))["steps"]
-                if honest and not _compared(i, self.chain[i].result["steps"], steps).same:
+                found = _compared(i, self.chain[i].result, self._train(i, self._stored(i)))
+                if honest and not found.same:
                     raise DigestError(
                         f"iteration {i}, trained again from the store, gives other weights than "
-                        "the run had: choose a version that a checkpoint holds"
+                        f"the run had{found.hint}: choose a version that a checkpoint holds"
                     )
             self._use(config)
             yield
@@ -284,12 +289,14 @@ def _about_rewards(config: RunConfig) -> tuple[Any, ...]:
     )
 
 
-def _compared(k: int, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> Compared:
+def _compared(k: int, before: dict[str, Any], after: dict[str, Any]) -> Compared:
+    then, now = before["steps"], after["steps"]
     same = [step["weights_digest"] for step in now] == [step["weights_digest"] for step in then]
     return Compared(
         k, same,
         _mean(then, "loss"), _mean(now, "loss"),
         _mean(then, "grad_norm"), _mean(now, "grad_norm"),
+        "" if same else hooks_hint(before, after),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from slime_core.config.fields import numeric_digest, values
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, DigestError, TrainerError
 from slime_core.run.context import FIRST_LINEAGE, RunContext
+from slime_core.run.drift import hooks_hint
 from slime_core.run.identity import recorded_config
 from slime_core.run.training import train_call
 from slime_core.store.checkpoints import Checkpoint, fetch_checkpoint, list_checkpoints
@@ -29,12 +30,14 @@ class Restored:
         checkpoint: iteration of the loaded checkpoint, -1 for the initial weights.
         replayed: iterations trained again.
         drift: iterations whose replay gave other weights than the ledger says.
+        hint: what functions of the user's may have to do with the first of them.
         damaged: checkpoints that could not be used, each with its reason.
     """
 
     checkpoint: int = -1
     replayed: int = 0
     drift: list[int] = field(default_factory=list)
+    hint: str = ""
     damaged: list[str] = field(default_factory=list)
 
 
@@ -70,8 +73,9 @@ async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) 
         ctx.state.lineage = drifted_lineage(ctx.lease.epoch, ctx.state.drifts)
         log.warning(
             "replay gave other weights than before from iteration %d on: versions now begin "
-            "with %s%s",
+            "with %s%s%s",
             found.drift[0], ctx.state.lineage, _numeric_hint(ctx, chain[found.drift[0]]),
+            found.hint,
         )  # fmt: skip
     ctx.state.digest, ctx.state.iterations = states[-1], last + 1
     return found
@@ -155,6 +159,7 @@ async def _replay(ctx: RunContext, ledger: Ledger, found: Restored) -> None:
     found.replayed += 1
     ours = [step["weights_digest"] for step in result["steps"]]
     if ours != [step["weights_digest"] for step in ledger.result["steps"]]:
+        found.hint = found.hint if found.drift else hooks_hint(ledger.result, result)
         found.drift.append(ledger.iteration)
 
 

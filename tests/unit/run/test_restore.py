@@ -13,7 +13,7 @@ from slime_core.stages.train import train
 from slime_core.store import layout
 from slime_core.store.checkpoints import list_checkpoints
 from slime_core.store.ledger import read_ledger
-from tests.unit.stages.standins import INITIAL, Lab, end, packed
+from tests.unit.stages.standins import INITIAL, Lab, StandInTrainer, end, packed
 
 
 @pytest.fixture
@@ -199,6 +199,33 @@ def test_other_numeric_values_are_named_where_a_replay_drifts(tmp_path, caplog):
     ctx.trainer.drifts = {0}  # type: ignore[attr-defined]
     asyncio.run(restore_trainer(ctx, 1))
     assert "numeric values of the configuration have changed since" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "says"),
+    [
+        ({"hooks": {"f x.py:f": "1"}}, {"hooks": {"f x.py:f": "2"}}, "(edited since: f x.py:f)"),
+        ({"postprocessed": "1"}, {"postprocessed": "2"}, "changed other data than then"),
+        ({"hooks": {"f x.py:f": "1"}, "postprocessed": "1"},) * 2 + ("",),
+    ],
+)
+def test_a_drift_names_the_users_functions_that_differ(lab, monkeypatch, caplog, then, now, says):
+    plain = StandInTrainer.train
+
+    def gives(more):
+        async def train(self, call):
+            return await plain(self, call) | more
+
+        monkeypatch.setattr(StandInTrainer, "train", train)
+
+    gives(then)
+    history(lab, 2)
+    gives(now)
+    ctx = lab.start()
+    ctx.trainer.drifts = {0}  # type: ignore[attr-defined]
+    found = asyncio.run(restore_trainer(ctx, 1))
+    assert found.drift == [0, 1] and says in found.hint and bool(says) == bool(found.hint)
+    assert f"versions now begin with {ctx.state.lineage}{found.hint}" in caplog.text
 
 
 def test_each_iteration_is_replayed_with_the_learning_rate_of_its_time(tmp_path):
