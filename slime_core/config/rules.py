@@ -118,6 +118,12 @@ def _only(config: RunConfig) -> str | None:
         )
     if debug.debug_rollout_only and config.tracking.mlflow_log_final_weights:
         return "debug_rollout_only trains no weights: leave mlflow_log_final_weights out"
+    if config.cluster.offload_train and (debug.debug_rollout_only or debug.debug_train_only):
+        left_out = "debug_rollout_only" if debug.debug_rollout_only else "debug_train_only"
+        return (
+            f"offload_train makes a trainer and engines take turns, and {left_out} starts one of "
+            "them only: leave offload_train out"
+        )
     given = debug.load_debug_rollout_data is not None or config.algorithm.loss_type == "sft_loss"
     if debug.debug_train_only and not given:
         return (

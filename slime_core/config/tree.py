@@ -64,6 +64,9 @@ class ClusterGroup(Group):
     rollout_engine: Operational[Literal["auto", "embedded", "sglang"]] = "auto"
     """Generation server; auto takes SGLang on CUDA where its package is installed, else the
     embedded engine."""
+    offload_train: Operational[bool] = False
+    """Move what the trainer holds to host memory while engines generate, so that its GPU is free
+    for them; it comes back for the next training."""
     threads_per_process: Operational[int] = Field(default=1, ge=1)
     """Compute threads of each trainer rank and engine on CPU."""
 

@@ -20,7 +20,7 @@ from slime_core.megatron.arguments import known_names, option_type, place_of
 Many = Literal["none", "one", "many"]
 SWITCHES = (
     "use_fault_tolerance", "log_passrate", "log_multi_turn", "log_correct_samples",
-    "no_offload_train", "no_offload_rollout",
+    "no_offload_rollout",
 )  # fmt: skip
 """What slime switches on, or off, and what is always so here."""
 # Values of slime's flags that say what happens anyway; all others of these flags are answered.

@@ -6,6 +6,7 @@ while `train` runs. Nothing here imports megatron before the device layer is in 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from slime_core.megatron.sleep import Sleep
     from slime_core.megatron.trainer import PolicyTrainer
 
+log = logging.getLogger(__name__)
 _KEPT_RESULTS = 4
 
 
@@ -282,6 +284,10 @@ class TrainerRank:
 
                 with self._tainting("sleep"):
                     self._sleep = Sleep(trainer)
+                log.info(
+                    "asleep: %d bytes wait in host memory, %d of gradients are dropped",
+                    self._sleep.kept_bytes, self._sleep.dropped_bytes,
+                )  # fmt: skip
             sizes = self._sleep.kept_bytes, self._sleep.dropped_bytes
             return dict(zip(("kept_bytes", "dropped_bytes"), sizes, strict=True))
 

@@ -27,7 +27,6 @@ UPSTREAM: dict[str, Any] = {
     "update_weights_interval": 1,
     "colocate": False,
     "offload": False,
-    "offload_train": False,
     "offload_rollout": False,
     "use_fault_tolerance": True,
     "use_distributed_post": False,

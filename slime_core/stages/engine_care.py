@@ -24,12 +24,14 @@ T = TypeVar("T")
 
 async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
     """Awaits work that needs engines; one that ends, hangs or fails meanwhile is repaired, brought
-    to the served version and given back to the workers.
+    to the served version and given back to the workers. With `offload_train` the trainer sleeps
+    meanwhile; a repair wakes it for as long as its weights are needed.
 
     Raises:
         EngineError: no engine is left; says why.
     """
     ctx.engines.renew_budgets()
+    await _let_sleep(ctx)
     task = asyncio.create_task(work)
     health = asyncio.create_task(ctx.engines.watch_health())
     try:
@@ -42,6 +44,12 @@ async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         health.cancel()
         await asyncio.gather(task, health, return_exceptions=True)
+
+
+async def _let_sleep(ctx: RunContext) -> None:
+    """Frees the trainer's device for the engines. It wakes by itself once it is needed."""
+    if ctx.config.cluster.offload_train:
+        await ctx.trainer.invoke("sleep")
 
 
 async def bring_weights(ctx: RunContext) -> SyncOutcome:
@@ -134,6 +142,7 @@ async def _revive(ctx: RunContext) -> None:
     canary = None if ctx.config.debug.debug_rollout_only else await read_canary(ctx)
     for engine in hopeful:
         await _repair(ctx, engine, canary, suspected=engine.client.url in down)
+    await _let_sleep(ctx)
     await ctx.rollout.set_engines(ctx.engines.urls)
     if not ctx.engines.usable:
         reasons = "; ".join(f"{e.name}: {e.quarantined}" for e in ctx.engines.engines)

@@ -143,6 +143,11 @@ def test_what_fits_together_passes(overrides):
         ),
         ({"debug_rollout_only": True, "debug_train_only": True}, "leave nothing to do"),
         (
+            {"offload_train": True, "debug_rollout_only": True},
+            "debug_rollout_only starts one of them only: leave offload_train out",
+        ),
+        ({"offload_train": True, "debug_train_only": True}, "and debug_train_only starts one of"),
+        (
             {"debug_rollout_only": True, "load_debug_rollout_data": "x"},
             "leave load_debug_rollout_data out",
         ),

@@ -32,12 +32,11 @@ def test_both_names_of_a_thing_work():
 
 
 def test_what_happens_anyway_may_be_said():
-    said = config(
-        "--no-offload-train", "--no-offload-rollout", "--no-check-for-nan-in-loss-and-grad"
-    )
+    said = config("--no-offload-rollout", "--no-check-for-nan-in-loss-and-grad")
     assert said.megatron == {"no_check_for_nan_in_loss_and_grad": True}
     assert said.model_copy(update={"megatron": {}}) == config()
-    assert "--offload-train is not there yet" in refusal("--offload-train")
+    assert config("--no-offload-train") == config(), "a switch like any other"
+    assert "--offload-rollout is not there yet" in refusal("--offload-rollout")
 
 
 @pytest.mark.parametrize(

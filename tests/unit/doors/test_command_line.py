@@ -77,7 +77,7 @@ def test_lists_of_sglang_take_all_that_follows():
         ("--train-backend fsdp", "--train-backend is refused: Megatron-core is the"),
         ("--data-path x", "--data-path is refused: loads pre-training data; prompts come from"),
         ("--router-policy x", "--router-policy is not there yet, it waits for: SGLang's router"),
-        ("--offload-train", "--offload-train is not there yet, it waits for: giving memory"),
+        ("--offload-rollout", "--offload-rollout is not there yet, it waits for: engines giving"),
         ("--train-iters 5", "--train-iters is set by run.num_rollout"),
         ("--use-cpu-initialization", "--use-cpu-initialization is set by the trainer itself"),
         ("--router-cache-threshold 1", "--router-cache-threshold is not there yet, it waits for"),

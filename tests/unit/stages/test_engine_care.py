@@ -86,6 +86,26 @@ def test_a_dead_engine_is_started_anew_with_the_served_weights_and_handed_back(c
     assert new.weights == ctx.trainer.weights and len(ctx.engines.usable) == 2
 
 
+def test_a_trainer_that_takes_turns_sleeps_whenever_engines_work(tmp_path):
+    ctx = ready(tmp_path, 2, offload_train=True)
+    log = ctx.trainer.log  # type: ignore[attr-defined]
+    log.clear()
+    seen: list[str] = []
+    run(ctx, lambda: seen.extend(log) or True)
+    assert seen == log == ["sleep"], "before any work"
+    old = process(ctx, 1).url
+    process(ctx, 1).alive = False
+    run(ctx, lambda: len(ctx.rollout.urls) == 2 and old not in ctx.rollout.urls)
+    assert log == ["sleep", "sleep", "canary", "sleep"], "a repair wakes it for a while"
+
+
+def test_a_trainer_that_does_not_take_turns_never_sleeps(ctx):
+    old = process(ctx, 1).url
+    process(ctx, 1).alive = False
+    run(ctx, lambda: len(ctx.rollout.urls) == 2 and old not in ctx.rollout.urls)
+    assert "sleep" not in ctx.trainer.log
+
+
 def test_without_a_trainer_engines_keep_their_own_weights_under_the_version(tmp_path):
     ctx = ready(tmp_path, 2, debug_rollout_only=True)
     assert ctx.served == "l0-0" and ctx.rollout.urls == ctx.engines.urls
