@@ -154,7 +154,7 @@ def sums(rank: Any) -> dict[str, float]:
 
 
 def state_storages(own: Any) -> list[tuple[int, int]]:
-    """(Address, bytes) of what a trainer holds to train: each storage once."""
+    """(Address, bytes) of what a trainer holds on its device to train: each storage once."""
     states = [own.state] + ([own.critic.passes.state] if own.critic is not None else [])
     tensors: list[Any] = []
     for state in states:
@@ -167,7 +167,9 @@ def state_storages(own: Any) -> list[tuple[int, int]]:
                 tensors += [v for v in values.values() if hasattr(v, "untyped_storage")]
         for group in state.optimizer.param_groups:
             tensors += group["params"] + [p.grad for p in group["params"] if p.grad is not None]
-    found = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    place = next(own.state.model.parameters()).device.type  # Adam counts its steps on the host
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == place]
+    found = {storage._cdata: storage for storage in storages}
     return [(address, storage.nbytes()) for address, storage in found.items()]
 
 
