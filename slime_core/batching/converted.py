@@ -24,6 +24,9 @@ STORED = ("rollout_log_probs", "teacher_log_probs", "multimodal_train_inputs",
 OPTIONAL = ("raw_reward", "truncated", "sample_indices", "rollout_ids", "rollout_mask_sums",
             "round_number", "metadata", *STORED)  # fmt: skip
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Rewards are float32 in the trainer."""
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -140,6 +143,8 @@ class _Row:
             number = np.asarray([])
         if number.ndim or isinstance(value, str) or not np.isfinite(number):
             raise self.wrong(key, f"must be a finite number, not {_shown(value)}")
+        if key == "rewards" and abs(number) > LARGEST:
+            raise self.wrong(key, f"is {number:g}, more than the trainer's float32 holds")
         return float(number)
 
     def bit(self, key: str) -> int:
@@ -270,7 +275,7 @@ def _check_sums(
         zip(columns.get("rollout_mask_sums", ()), places, strict=False)
     ):
         own = sums[rollouts == rollouts[place]].sum()
-        if given != own:
+        if not np.array_equal(given, own):
             raise DataError(f"{name}: rollout_mask_sums of row {i} is {_shown(given)}, but the "
                             f"masks of its rollout sum to {own:g}")  # fmt: skip
 

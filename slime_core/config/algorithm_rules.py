@@ -146,7 +146,8 @@ def _without_effect(a: AlgorithmGroup) -> list[str]:
     """Fields that were set and can change nothing."""
     fields = type(a).model_fields
     return [
-        f"{name} {getattr(a, name)} has an effect only {words}: set both, or leave it out"
+        f"{name} {getattr(a, name)} has an effect only {words}: "
+        + ("leave it out" if words.startswith("without") else "set both, or leave it out")
         for names, condition, words in _NEEDS
         if not condition(a)
         for name in names

@@ -36,7 +36,12 @@ def load(path: str, names: Sequence[str] = ()) -> Any:
 
 
 def check_signature(
-    function: Any, path: str, call: Sequence[str], *, must_be_async: bool = False
+    function: Any,
+    path: str,
+    call: Sequence[str],
+    *,
+    must_be_async: bool = False,
+    must_be_plain: bool = False,
 ) -> None:
     """Checks that a hook can be called with the given arguments.
 
@@ -45,9 +50,12 @@ def check_signature(
         path: how the user named it, for the message.
         call: the arguments of the call; a name with a trailing "=" is passed by keyword.
         must_be_async: the hook is awaited.
+        must_be_plain: the hook is not awaited: calling an `async def` or a generator would run
+            nothing of it.
 
     Raises:
-        PluginError: it is not callable, not async, or its parameters do not fit the call.
+        PluginError: it is not callable, not async or plain as it must be, or its parameters do not
+            fit the call.
     """
     shown = ", ".join(name + "..." if name.endswith("=") else name for name in call)
     if not callable(function):
@@ -55,6 +63,10 @@ def check_signature(
         raise PluginError(f"{path} is of type {kind}; a function({shown}) is needed")
     if must_be_async and not is_async(function):
         raise PluginError(f"{path} must be `async def`, since it is awaited")
+    if must_be_plain and is_async(function):
+        raise PluginError(f"{path} must be a plain `def`: nothing awaits it")
+    if must_be_plain and _yields(function):
+        raise PluginError(f"{path} must return instead of `yield`: nothing of it would run")
     positional = [None for name in call if not name.endswith("=")]
     keywords = {name[:-1]: None for name in call if name.endswith("=")}
     try:
@@ -86,6 +98,11 @@ def is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
+
+
+def _yields(function: Any) -> bool:
+    own = (function, getattr(function, "__call__", None))  # noqa: B004
+    return any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in own)
 
 
 def source_digest(loaded: Any) -> str:

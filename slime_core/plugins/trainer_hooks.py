@@ -13,7 +13,7 @@ from typing import Any
 from slime_core.algorithms.settings import AlgorithmSettings
 from slime_core.errors import PluginError, SlimeError
 from slime_core.plugins.args_view import ArgsView
-from slime_core.plugins.load import accepts, check_signature, is_async, load, source_digest
+from slime_core.plugins.load import accepts, check_signature, load, source_digest
 from slime_core.plugins.user_code import no_exit, raised
 
 LOSS = "custom_loss_function_path"
@@ -147,9 +147,7 @@ def load_trainer_hook(flag: str, path: str) -> TrainerHook:
     function = load(path)
     metadata = accepts(function, "metadata") if callable(function) else False
     extra = ("metadata=",) if metadata else ()
-    if is_async(function):
-        raise PluginError(f"{path} must be a plain `def`: nothing awaits it")
-    check_signature(function, path, (*CALLS[flag], *extra))
+    check_signature(function, path, (*CALLS[flag], *extra), must_be_plain=True)
     return TrainerHook(f"{flag} {path}", function, metadata, source_digest(function))
 
 

@@ -79,7 +79,7 @@ def load_filter(path: str | None) -> Any:
         if name in BUILT_IN:
             return BUILT_IN[name]
     function = load(path)
-    check_signature(function, path, ("args", "samples"))
+    check_signature(function, path, ("args", "samples"), must_be_plain=True)
     return function
 
 

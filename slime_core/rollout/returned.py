@@ -113,8 +113,9 @@ def load_buffer_filter(path: str | None, args: object) -> Select | None:
     if path == "slime.rollout.data_source.pop_first":
         return FILTERS["fifo"]
     function = load(path)
+    short = ("args", "buffer", "num_samples")
     try:
-        check_signature(function, path, ("args", "rollout_id", "buffer", "num_samples"))
+        check_signature(function, path, ("args", "rollout_id", *short[1:]), must_be_plain=True)
     except PluginError:
-        check_signature(function, path, ("args", "buffer", "num_samples"))
+        check_signature(function, path, short, must_be_plain=True)
     return filter_of_user(function, args)

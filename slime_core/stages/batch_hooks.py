@@ -23,7 +23,7 @@ def load_batch_hook(path: str | None, argument: str) -> Any:
     if not path:
         return None
     function = load(path)
-    check_signature(function, path, ("args", argument))
+    check_signature(function, path, ("args", argument), must_be_plain=True)
     return function
 
 

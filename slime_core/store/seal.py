@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from slime_core.errors import DigestError, MissingError, StoreError
 from slime_core.refs import Ref
@@ -210,16 +210,11 @@ def read_seal(backend: Backend, segment: int) -> Seal | None:
         return None
 
 
-class ListedGroup(NamedTuple):
-    """What checks need of a sealed group."""
-
-    group_id: int
-    attempt: int
-    digest: str
-    part: str
+Listed = dict[str, dict[tuple[int, int], str]]
+"""By part: (group id, attempt) -> digest of the rows, of what a seal lists."""
 
 
-def read_listed(backend: Backend, segment: int) -> tuple[str, list[ListedGroup]]:
+def read_listed(backend: Backend, segment: int) -> tuple[str, Listed]:
     """The digest of a seal and its groups, for who goes through all seals of a run.
 
     Raises:
@@ -227,10 +222,11 @@ def read_listed(backend: Backend, segment: int) -> tuple[str, list[ListedGroup]]
         DigestError: the seal is damaged.
     """
     document = read_document(backend, layout.seal(segment))
-    parts = document.by["parts"]
-    both = zip(document.body["groups"], document.by["index"], strict=True)
-    groups = [ListedGroup(row[0], row[1], row[-1], parts[at[0]][0]) for row, at in both]
-    return document.digest, groups
+    listed: list[dict[tuple[int, int], str]] = [{} for _ in document.by["parts"]]
+    for row, at in zip(document.body["groups"], document.by["index"], strict=True):
+        listed[at[0]][row[0], row[1]] = row[-1]
+    keys = [part[0] for part in document.by["parts"]]
+    return document.digest, dict(zip(keys, listed, strict=True))
 
 
 def list_seals(backend: Backend) -> list[int]:

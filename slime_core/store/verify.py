@@ -16,7 +16,7 @@ from slime_core.store.documents import read_document
 from slime_core.store.draws import list_draws, read_draws
 from slime_core.store.ledger import read_ledger, unbroken_chain
 from slime_core.store.parts import open_part
-from slime_core.store.seal import ListedGroup, read_listed
+from slime_core.store.seal import Listed, read_listed
 
 
 def verify_run(
@@ -65,7 +65,7 @@ class _Verification:
         self._parts: dict[str, dict[tuple[int, int], str]] = {}
         self._compact: dict[int, str] = {}
         self._dropped: set[int] = set()
-        self._seals: dict[int, tuple[str, list[ListedGroup]]] = {}
+        self._seals: dict[int, tuple[str, Listed]] = {}
         self._batches: dict[int, Batch] = {}
 
     @contextmanager
@@ -99,9 +99,9 @@ class _Verification:
 
     def references(self) -> None:
         """Follows batches to seals and seals to parts."""
-        for segment, (_, groups) in self._seals.items():
-            for group in groups if segment not in self._dropped else ():
-                self._group(segment, group)
+        for segment, (_, listed) in self._seals.items():
+            for part, groups in listed.items() if segment not in self._dropped else ():
+                self._listed(segment, part, groups)
         for batch in self._batches.values():
             self._batch(batch)
 
@@ -112,13 +112,17 @@ class _Verification:
             start = "" if first is None else first.parent
         unbroken_chain(self._cache.backend, start)
 
-    def _group(self, segment: int, group: ListedGroup) -> None:
-        """A group lies in its part, or in the file that its segment was compacted to."""
-        held = self._parts.get(group.part) or self._parts.get(self._compact.get(segment, ""))
+    def _listed(self, segment: int, part: str, groups: dict[tuple[int, int], str]) -> None:
+        """Groups lie in their part, or in the file that their segment was compacted to."""
+        held = self._parts.get(part) or self._parts.get(self._compact.get(segment, ""))
         if held is None:
-            self.problems.append(f"{group.part} is gone or damaged, but a seal needs it")
-        elif held.get((group.group_id, group.attempt)) != group.digest:
-            self.problems.append(f"{group.part} holds other rows for group {group.group_id}")
+            self.problems.append(f"{part} is gone or damaged, but a seal needs it")
+        elif not groups.items() <= held.items():  # one look at all of them: there may be many
+            self.problems += [
+                f"{part} holds other rows for group {group}"
+                for (group, attempt), digest in groups.items()
+                if held.get((group, attempt)) != digest
+            ]
 
     def _part(self, key: str) -> None:
         file = open_part(self._cache, key)
@@ -135,10 +139,11 @@ class _Verification:
             if segment not in self._seals or self._seals[segment][0] != digest:
                 self.problems.append(f"{name} names a seal of segment {segment} that is not there")
         sealed = {
-            (segment, group.group_id, group.attempt): group.digest
+            (segment, *place): digest
             for segment in batch.content.seals
             if segment in self._seals
-            for group in self._seals[segment][1]
+            for groups in self._seals[segment][1].values()
+            for place, digest in groups.items()
         }
         for group in batch.content.groups:
             if sealed.get((group.segment, group.group_id, group.attempt)) != group.digest:

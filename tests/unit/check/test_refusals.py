@@ -127,6 +127,14 @@ number = 7
 """
 
 
+AWAITED = """
+async def init(args): ...
+def look(args, model, store_prefix): yield
+async def batch(args, samples): ...
+def choose(args, rollout_id, buffer, num_samples): yield []
+"""
+
+
 def megatron_folder(folder: Path) -> Path:
     folder.mkdir()
     (folder / "latest_checkpointed_iteration.txt").write_text("release")
@@ -247,6 +255,23 @@ CASES: dict[str, tuple[Callable[[Path], Arguments], list[str]]] = {
         [
             "custom_convert_samples_to_train_data_path: ",
             "grade.py:remove(args) does not fit: it is called as (args, samples)",
+        ],
+    ),
+    "functions that would only be called and never awaited": (
+        lambda folder: [
+            *(QUICKSTART, "--custom-megatron-init-path", f"{plugin(folder, AWAITED)}:init"),
+            *("--custom-megatron-before-log-prob-hook-path", f"{folder / 'grade.py'}:look"),
+            *("--custom-convert-samples-to-train-data-path", f"{folder / 'grade.py'}:batch"),
+            *("--dynamic-sampling-filter-path", f"{folder / 'grade.py'}:batch"),
+            *("--buffer-filter-path", f"{folder / 'grade.py'}:choose"),
+        ],
+        [
+            *("custom_megatron_init_path: ", "custom_megatron_before_log_prob_hook_path: "),
+            *("dynamic_sampling_filter_path: ", "buffer_filter_path: "),
+            "grade.py:init must be a plain `def`: nothing awaits it",
+            "grade.py:look must return instead of `yield`: nothing of it would run",
+            "grade.py:batch must be a plain `def`: nothing awaits it",
+            "grade.py:choose must return instead of `yield`",
         ],
     ),
     "a function for groups that takes a sample": (

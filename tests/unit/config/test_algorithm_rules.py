@@ -53,6 +53,10 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
             {"use_tis": True, "tis_mode": "truncate", "tis_clip_low": 0.5},
             ("truncate has no lower bound",),
         ),
+        (
+            {"use_routing_replay": True, "loss_type": "sft_loss"},
+            ("sft_loss, which has no earlier pass: leave it out",),
+        ),
         ({"kl_loss_coef": 0.1}, ("kl_loss_coef 0.1 has an effect only with use_kl_loss",)),
         ({"use_unbiased_kl": True}, ("only with use_kl_loss",)),
         ({"kl_loss_type": "k3"}, ("kl_loss_type k3", "with use_kl_loss or kl_coef")),

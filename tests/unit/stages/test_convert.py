@@ -21,6 +21,8 @@ from tests.unit.stages.test_pack import lab, packed, rows
 from tests.unit.store.builders import finished_sample, group_rows
 
 FUNCTION = '''
+import numpy as np
+
 def columns(samples):
     return {
         "tokens": [s.tokens for s in samples],
@@ -54,6 +56,15 @@ def wrong_mask(args, samples):
     found = columns(samples)
     found["loss_masks"][2] = [3] * len(found["loss_masks"][2])
     return found
+
+def wrong_sums(args, samples):
+    return columns(samples) | {"rollout_mask_sums": [np.array([1, 2])] * len(samples)}
+
+def too_large(args, samples):
+    return columns(samples) | {"rewards": [-1e300] * len(samples)}
+
+async def awaited(args, samples):
+    return columns(samples)
 
 def no_store(args, samples):
     return columns(samples) | {"metadata": [{"a": print}] * len(samples)}
@@ -136,6 +147,9 @@ def test_rows_that_a_filter_removed_stay_out(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [("wrong_mask", r"own\.py:wrong_mask: loss_masks of row 2 \(sample 2\) must hold 0 and 1"),
+     ("wrong_sums", r"rollout_mask_sums of row 0 is array\(\[1, 2\]\), but the masks"),
+     ("too_large", r"rewards of row 0 \(sample 0\) is -1e\+300, more than the trainer's float32"),
+     ("awaited", "awaited must be a plain `def`: nothing awaits it"),
      ("columns", "does not fit: it is called as"),
      ("no_store", "metadata that the convert function gave for row 0")],
 )  # fmt: skip
