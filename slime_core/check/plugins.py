@@ -24,6 +24,7 @@ from slime_core.rollout.source_of_run import own_source
 from slime_core.rollout.whole import evaluation_path, load_rollout, training_path
 from slime_core.stages.batch_hooks import load_batch_hook
 from slime_core.tools.interface import load_tools
+from slime_core.weights.sync.post_write import POST_WRITE, load_post_write
 
 CONVERT = "custom_convert_samples_to_train_data_path"
 
@@ -81,6 +82,9 @@ def check_rollout(config: RunConfig, datasets: list[EvalDataset], findings: Find
     findings.attempt(lambda: load_batch_hook(convert, "samples"), CONVERT)
     for flag, path in asked(config).items():
         findings.attempt(lambda f=flag, p=path: load_log_hook(f, p), flag)
+    written = config.sync.custom_update_weight_post_write_path
+    if written is not None:
+        findings.attempt(lambda: load_post_write(written), POST_WRITE)
     findings.attempt(lambda: load_tools(rollout.tool_paths), "tool_paths")
     if rollout.agent_path:
         agent = findings.attempt(lambda: load_agent(rollout.agent_path), "agent_path")

@@ -28,8 +28,10 @@ from slime_core.cluster.spawner import EngineOrder, EngineServer, Spawner
 from slime_core.cluster.trainer_group import TrainerGroup
 from slime_core.cluster.trainer_settings import model_facts, trainer_settings, training_dtype
 from slime_core.config.fields import identity_digest
+from slime_core.config.secrets import hidden
 from slime_core.config.tree import RunConfig
 from slime_core.engines.client import EngineClient
+from slime_core.plugins.args_view import ArgsView
 from slime_core.rollout.settings import RolloutSettings
 from slime_core.run.context import RunContext
 from slime_core.run.epoch import Lease, give_back
@@ -45,6 +47,7 @@ from slime_core.tracking.outbox import Outbox, Tracker
 from slime_core.waits import together
 from slime_core.weights.sync.canary import tolerance_for
 from slime_core.weights.sync.machine import Transport, WeightSync
+from slime_core.weights.sync.post_write import PostWrite
 from slime_core.weights.sync.transports.disk import DiskTransport
 from slime_core.weights.sync.transports.tensor import TensorTransport
 
@@ -307,6 +310,7 @@ class Session:
             transport = DiskTransport(
                 self.paths.weights,
                 lambda folder, version: self.trainer.invoke("export_hf", folder, version),
+                self._post_write(),
             )
         else:
             transport = TensorTransport(
@@ -317,6 +321,18 @@ class Session:
         return WeightSync(
             self.rollout, transport, self.config.fault_tolerance.sync_timeout_s, tolerance
         )
+
+    def _post_write(self) -> PostWrite | None:
+        config = self.config
+        path = config.sync.custom_update_weight_post_write_path
+        if path is None:
+            return None
+
+        def engines() -> dict[str, str]:
+            return {name: client.url for name, client in self.engines.clients().items()}
+
+        limit_s = config.fault_tolerance.sync_timeout_s / 2
+        return PostWrite(path, ArgsView(hidden(config)), engines, limit_s)
 
 
 def _empty(folder: Path) -> None:

@@ -19,6 +19,7 @@ def validate(config: RunConfig) -> None:
         algorithm_rules.validate,
         _eval,
         _save_hf,
+        _post_write,
         _dumps,
         _only,
         data_rules.validate,
@@ -147,6 +148,16 @@ def _save_hf(config: RunConfig) -> str | None:
             "it may hold, as in weights/{rollout_id}"
         )
     return None
+
+
+def _post_write(config: RunConfig) -> str | None:
+    sync = config.sync
+    if sync.custom_update_weight_post_write_path is None or sync.update_weight_transport == "disk":
+        return None
+    return (
+        "custom_update_weight_post_write_path is told of folders, which update_weight_transport "
+        f"{sync.update_weight_transport} does not write: use disk"
+    )
 
 
 def _engines(config: RunConfig) -> str | None:

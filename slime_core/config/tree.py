@@ -201,6 +201,9 @@ class SyncGroup(Group):
     """disk writes safetensors that the engines load; tensor sends buckets over HTTP."""
     update_weight_buffer_size: Operational[int] = Field(default=512 * 2**20, ge=1)
     """Bytes of a bucket (tensor transport)."""
+    custom_update_weight_post_write_path: Operational[str | None] = None
+    """Import path of `hook(args, version_dir, rollout_engines)`, called when a version's folder is
+    written and no engine has loaded it (disk transport)."""
     canary_tolerance: Operational[float | None] = Field(default=None, gt=0)
     """Largest difference of trainer and engine log-probs on the canary tokens; default 1e-5 in
     fp32 (0.05 where SGLang serves, whose attention is tf32) and 0.3 in bf16."""

@@ -45,6 +45,7 @@ from slime_core.sample import Sample
 from slime_core.stages.batch_hooks import converted_rows, processed_rewards, removed_rows
 from slime_core.store.draws import Draw as Logged
 from slime_core.tools.interface import load_tools
+from slime_core.weights.sync.post_write import POST_WRITE, PostWrite
 
 TRIAL_S = 20.0
 SLOW_S = 0.5
@@ -271,6 +272,16 @@ async def _tool(args: Any, path: str) -> list[str]:
     return [f"the model sees {json.dumps(tool.schema)}" for tool in load_tools([path]).values()]
 
 
+async def _post_write(args: Any, path: str) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("config.json", "model.safetensors"):
+            (Path(folder) / name).write_bytes(b"{}")
+        engines = {"engine-0": "http://127.0.0.1:1"}
+        await PostWrite(path, args, lambda: engines, TRIAL_S)(folder)
+        left = sorted(file.name for file in Path(folder).iterdir())
+    return [f"it was told of an empty checkpoint's folder, which holds {', '.join(left)} now"]
+
+
 TRIALS: dict[str, Callable[[Any, str], Awaitable[list[str]]]] = {
     "custom_rm_path": _reward,
     "group_rm": _group_reward,
@@ -285,5 +296,6 @@ TRIALS: dict[str, Callable[[Any, str], Awaitable[list[str]]]] = {
     "data_source_path": _source,
     "rollout_function_path": _rollout,
     "tool_paths": _tool,
+    POST_WRITE: _post_write,
     **{flag: partial(_log, flag) for flag in LOG_CALLS},
 }

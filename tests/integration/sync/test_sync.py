@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from slime_core.cluster.engine_pool import EnginePool
 from slime_core.engines.client import EngineClient
 from slime_core.engines.protocol import GenerateRequest
-from slime_core.errors import EngineError
+from slime_core.errors import EngineError, PluginError
 from slime_core.waits import poll
 from slime_core.weights.sync.canary import TOLERANCE_FP32
 from slime_core.weights.sync.machine import SyncState, WeightSync
+from slime_core.weights.sync.post_write import PostWrite
 from slime_core.weights.sync.transports.disk import DiskTransport
 from slime_core.weights.sync.transports.tensor import TensorTransport
 from tests.integration.sync.conftest import MODEL, Trainer
@@ -174,6 +176,51 @@ def test_wrong_weights_are_caught_and_the_gate_stays_closed(play, pool, trainer,
         assert "weight sync to l0-2: 0 engines serve it, 1 are needed" in message
         assert message.count("its weights are not the trainer's") == 2
         assert not sync.gate.is_open  # type: ignore[attr-defined]
+
+    play(scenario)
+
+
+PUBLISH = """
+import pathlib, shutil
+def publish(args, version_dir, rollout_engines):
+    name = pathlib.Path(version_dir).name
+    if name == args.refused:
+        raise OSError("the volume is full")
+    shutil.copytree(version_dir, pathlib.Path(args.volume) / name)
+    (pathlib.Path(args.volume) / "told").write_text(" ".join(e.url for e in rollout_engines))
+"""
+
+
+def test_a_function_is_told_of_the_folder_before_engines_load_it(
+    play, pool, trainer: Trainer, tmp_path
+):
+    """Where it fails the engines serve on as before."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "own.py").write_text(PUBLISH)
+    args = SimpleNamespace(volume=str(tmp_path / "volume"), refused="l0-3")
+    urls = {name: client.url for name, client in pool.clients().items()}
+    path = f"{tmp_path / 'own.py'}:publish"
+    written = PostWrite(path, args, lambda: urls, 60.0)
+
+    class Sees(DiskTransport):
+        async def send(self, client: EngineClient, version: str) -> None:
+            copy = tmp_path / "volume" / version / "model.safetensors"
+            ours = tmp_path / "weights" / version / "model.safetensors"
+            assert copy.read_bytes() == ours.read_bytes()
+            await super().send(client, version)
+
+    async def scenario() -> None:
+        await other_weights(pool)
+        sync = sync_of(Sees(tmp_path / "weights", trainer.export, written))
+        outcome = await sync.run(NEW, trainer.reading(), pool.clients())
+        assert outcome.serving == ("engine-0", "engine-1")
+        assert (tmp_path / "volume" / "told").read_text() == " ".join(urls.values())
+        await sync.resume()
+        with pytest.raises(PluginError, match="publish raised OSError: the volume is full"):
+            await sync.run("l0-3", trainer.reading(), pool.clients())
+        assert sync.gate.is_open  # type: ignore[attr-defined]
+        assert set((await weight_versions(pool)).values()) == {NEW}
 
     play(scenario)
 

@@ -43,6 +43,13 @@ TP2 = {"tensor_model_parallel_size": 2}
         ({"mask_offpolicy_in_partial_rollout": True}, ("only with partial_rollout",)),
         ({"rollout_top_k": 0}, ("rollout_top_k must be -1 (all tokens) or at least 1, not 0",)),
         ({"eval_top_k": -7}, ("eval_top_k must be -1 (all tokens) or at least 1, not -7",)),
+        (
+            {
+                "custom_update_weight_post_write_path": "f.py",
+                "update_weight_transport": "tensor",
+            },
+            ("tensor does not write: use disk",),
+        ),
         ({"rollout_stop": ["x", ""]}, ("rollout_stop has an empty text", "leave it out")),
         ({"custom_config": {"lr": 1}}, ("custom_config holds lr", "set it as such")),
         ({"tool_paths": ["calculator"]}, ("slime_core.rollout.multiturn.generate",)),

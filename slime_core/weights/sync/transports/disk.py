@@ -13,6 +13,7 @@ from slime_core.engines.client import EngineClient
 
 log = logging.getLogger(__name__)
 Export = Callable[[str, str], Awaitable[dict[str, Any]]]
+Written = Callable[[str], Awaitable[None]]
 
 
 class DiskTransport:
@@ -21,14 +22,18 @@ class DiskTransport:
     Args:
         folder: shared by the trainer's rank 0 and all engines.
         export: (directory, version) -> what was written; rank 0 writes a complete folder.
+        written: called with each folder that is complete, before any engine loads it.
     """
 
-    def __init__(self, folder: Path, export: Export) -> None:
+    def __init__(self, folder: Path, export: Export, written: Written | None = None) -> None:
         self._folder = folder
         self._export = export
+        self._written = written
 
     async def prepare(self, version: str) -> None:
         await self._export(str(self._folder / version), version)
+        if self._written is not None:
+            await self._written(str(self._folder / version))
 
     async def send(self, client: EngineClient, version: str) -> None:
         folder = str(self._folder / version)
