@@ -22,11 +22,13 @@ from slime_core.run.identity import INDEX
 from slime_core.run.replay import trained_chain
 from slime_core.store import layout
 from slime_core.store.backend import Backend
+from slime_core.store.batch import read_batch
 from slime_core.store.cache import NodeCache
 from slime_core.store.checkpoints import fetch_checkpoint, list_checkpoints
 from slime_core.store.documents import put_document, read_document
 from slime_core.store.draws import list_draws, read_draws
 from slime_core.store.ledger import Ledger
+from slime_core.store.seal import list_dropped
 
 log = logging.getLogger(__name__)
 CHANGEABLE = ("run_name", "seed", "n_samples_per_prompt")
@@ -121,7 +123,28 @@ def refuse_fork(
         raise ConfigError(
             f"run {parent} has the iterations 0:{len(chain)}; it cannot be forked at {at}"
         )
+    _refuse_without_rows(source, chain, at)
     return chain
+
+
+def _refuse_without_rows(source: NodeCache, chain: list[Ledger], at: int) -> None:
+    """A fork trains again what lies between its newest checkpoint and `at`, and needs its rows."""
+    gone = list_dropped(source.backend)
+    if not gone:
+        return
+    held = [
+        c.iteration for c in list_checkpoints(source.backend)
+        if c.iteration < len(chain) and chain[c.iteration].state == c.state
+    ]  # fmt: skip
+    newest = max((k for k in held if k <= at), default=-1)
+    for k in range(newest + 1, at + 1):
+        batch = read_batch(source.backend, k)
+        if batch is not None and gone & {group.segment for group in batch.content.groups}:
+            shown = ", ".join(map(str, sorted(held))) or "none"
+            raise ConfigError(
+                f"a fork at {at} trains iteration {k} again, whose rows were given up (slime gc): "
+                f"fork at an iteration with a checkpoint ({shown})"
+            )
 
 
 def _keys_up_to(source: NodeCache, at: int) -> list[str]:

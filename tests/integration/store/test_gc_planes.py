@@ -178,6 +178,17 @@ def test_a_run_that_trains_keeps_all(make):
     assert status == 1 and "end it first" in err and run.objects() == before
 
 
+def test_a_fork_that_would_need_rows_that_went_is_refused(make):
+    run = make()
+    assert run.slime("gc", "--keep-last", "2")[1][0]["segments_dropped"] == 2
+    status, _, err = run.slime("fork", "--at", "0", "--run-id", "twig")
+    assert status == 2 and "trains iteration 0 again, whose rows were given up (slime gc)" in err
+    assert "with a checkpoint (1, 3)" in err
+    for at in ("1", "2", "3"):
+        status, (made,), _ = run.slime("fork", "--at", at, "--run-id", f"twig{at}")
+        assert (status, made["checkpoint"]) == (0, 3 if at == "3" else 1)
+
+
 KILLED = """
 import os, signal, sys
 from flows.cli.main import main
