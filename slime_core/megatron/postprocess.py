@@ -142,7 +142,8 @@ def changed_by(
     columns, digest = dict(data.columns), hashlib.sha256(mask.tobytes())
     for name in may_change[1:]:
         ours = shown[name]
-        values = torch.cat(row_tensors(hook, given, name)).to(device, columns[ours].dtype)
+        rows = [row.to(device, columns[ours].dtype) for row in row_tensors(hook, given, name)]
+        values = torch.cat(rows)
         where = _changes(hook, name, columns[ours], values, data.batch)
         if where.any():
             changed[name] = where
@@ -217,7 +218,9 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+        if one.dtype != other.dtype:
+            return False
+        return torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):
@@ -238,7 +241,7 @@ def _new_masks(
                 f"{hook.name}: loss_masks of row {place} are 1 where they were 0: a token can be "
                 "taken out of training, but not brought in, since its log-probs were not read"
             )
-    return torch.cat(rows).cpu().numpy().astype(np.uint8)
+    return torch.cat([row.cpu() for row in rows]).numpy().astype(np.uint8)
 
 
 def _changes(

@@ -26,5 +26,6 @@ def test_a_trainer_that_sleeps_trains_the_same_weights(tmp_path: Path) -> None:
     for pattern in ("groups/*/seal.json", "iterations/*/*.json", "evals/**/*.json"):
         assert turns.bodies(pattern) == awake.bodies(pattern) != {}, pattern
     log = turns.workspace / "local" / turns.run_id / "logs" / "trainer-0.log"
-    # The initial evaluation and the first generation share a sleep; the last evaluation has one.
-    assert log.read_text().count("asleep: ") == 4
+    # The initial evaluation and the first generation share a sleep; the last evaluation has one. A
+    # repair of an engine, as a busy machine may bring about, wakes it for a while.
+    assert log.read_text().count("asleep: ") >= 4

@@ -75,6 +75,15 @@ def sees_all(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
     assert len(rollout_data["tokens"]) == len(rollout_data["rewards"]) == len(lengths)
 
 
+def rows_made_anew(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
+    """Some rows are replaced by tensors that lie on no GPU, and a fixed one is moved."""
+    del args, rollout_id
+    lengths = rollout_data["response_lengths"]
+    rollout_data["loss_masks"][1] = torch.zeros(lengths[1])
+    rollout_data["advantages"][2] = torch.full((lengths[2],), 0.5, dtype=torch.float64)
+    rollout_data["tokens"][0] = rollout_data["tokens"][0].cpu()
+
+
 # Wrong ones.
 
 

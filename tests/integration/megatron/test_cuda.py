@@ -116,3 +116,18 @@ def test_sleep_frees_the_gpu_and_changes_no_bit(
     assert all(before == after for before, after in slept["digests"])
     for ours, theirs in zip(steps_of(slept), steps_of(awake), strict=True):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+def test_a_function_may_replace_some_rows_by_tensors_of_the_host(
+    model: str, in_fresh_process: Callable[..., Any], in_trainer: Callable[..., Any]
+) -> None:
+    """As `torch.zeros(n)` makes them: beside them lie rows on the GPU."""
+    path = f"{Path(__file__).parent / 'postprocess_given.py'}:rows_made_anew"
+    chosen = {"algorithm": AlgorithmSettings(rollout_data_postprocess_path=path)}
+    batches = [models.random_batch(models.VOCAB)]
+    (ours,) = steps_of(in_fresh_process(jobs.train, on("cuda", model, **chosen), batches))
+    (theirs,) = steps_of(in_trainer(jobs.train, on("cpu", model, **chosen), batches))
+    for name in ("postprocess_masked_tokens", "postprocess_changed_advantages", "tokens"):
+        assert ours[name] == theirs[name] > 0, name
+    for name in ("loss", "grad_norm"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
