@@ -152,7 +152,14 @@ def _save_hf(config: RunConfig) -> str | None:
 
 def _post_write(config: RunConfig) -> str | None:
     sync = config.sync
-    if sync.custom_update_weight_post_write_path is None or sync.update_weight_transport == "disk":
+    if sync.custom_update_weight_post_write_path is None:
+        return None
+    if config.debug.debug_rollout_only or config.debug.debug_train_only:
+        return (
+            "custom_update_weight_post_write_path would never be called: debug_rollout_only and "
+            "debug_train_only write no weights for engines; leave it out"
+        )
+    if sync.update_weight_transport == "disk":
         return None
     return (
         "custom_update_weight_post_write_path is told of folders, which update_weight_transport "

@@ -135,8 +135,19 @@ def _storages(
 
 
 def _pieces(size: int, most: int, *, pinned: bool) -> list[torch.Tensor]:
+    """Host memory of `size` bytes together.
+
+    Raises:
+        TrainerError: there is not so much.
+    """
     sizes = [min(most, size - start) for start in range(0, size, most)]
-    return [torch.empty(own, dtype=torch.uint8, pin_memory=pinned) for own in sizes]
+    try:
+        return [torch.empty(own, dtype=torch.uint8, pin_memory=pinned) for own in sizes]
+    except RuntimeError as error:  # CUDA's own words are "out of memory", as if of the GPU
+        raise TrainerError(
+            f"the trainer cannot sleep: the host has no room for its {size} bytes of "
+            f"{'pinned ' if pinned else ''}memory ({error}); leave offload_train out"
+        ) from error
 
 
 def _bytes(held: torch.UntypedStorage) -> torch.Tensor:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime_core.errors import DeadlineError, EngineError
+from slime_core.errors import DeadlineError, EngineError, TrainerError
 from slime_core.run.context import RunContext
 from slime_core.waits import within
 from slime_core.weights.sync.canary import CanaryReading, canary_tokens
@@ -31,7 +31,11 @@ async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
         EngineError: no engine is left; says why.
     """
     ctx.engines.renew_budgets()
-    await _let_sleep(ctx)
+    try:
+        await _let_sleep(ctx)
+    except BaseException:
+        work.close()  # nobody awaits it any more
+        raise
     task = asyncio.create_task(work)
     health = asyncio.create_task(ctx.engines.watch_health())
     try:
@@ -47,9 +51,16 @@ async def with_engines(ctx: RunContext, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _let_sleep(ctx: RunContext) -> None:
-    """Frees the trainer's device for the engines. It wakes by itself once it is needed."""
-    if ctx.config.cluster.offload_train:
-        await ctx.trainer.invoke("sleep")
+    """Frees the trainer's device for the engines. It wakes by itself once it is needed; one that
+    has ended is left to the next training, which builds it again."""
+    if not ctx.config.cluster.offload_train:
+        return
+    try:
+        await ctx.trainer.status()
+    except TrainerError as error:
+        log.warning("%s; the next training builds it again", error)
+        return
+    await ctx.trainer.invoke("sleep")
 
 
 async def bring_weights(ctx: RunContext) -> SyncOutcome:

@@ -61,7 +61,7 @@ class PostWrite:
         """Tells it of a complete folder; a plain function runs in a thread of its own.
 
         Raises:
-            PluginError: it raised, was late, returned something or took the folder away.
+            PluginError: it raised, was late, returned something to await or took the folder away.
         """
         function, shown = load_post_write(self.path), f"{POST_WRITE} {self.path}"
         engines = [EngineAddress(name, url) for name, url in sorted(self.engines().items())]

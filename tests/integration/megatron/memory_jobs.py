@@ -149,6 +149,24 @@ def sleeps_in_a_save(settings: dict[str, Any], folder: str) -> dict[str, Any]:
         return found
 
 
+def sleeps_without_room(settings: dict[str, Any]) -> str:
+    """What is said where the host has no memory for the weights."""
+    import torch
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with trainer(settings) as rank:
+        real, torch.empty = torch.empty, refuse
+        try:
+            rank.sleep()
+        except TrainerError as error:
+            return str(error)
+        finally:
+            torch.empty = real
+    return ""
+
+
 def sums(rank: Any) -> dict[str, float]:
     return {name: float(tensor.double().sum()) for name, tensor in rank.named_hf_tensors()}
 

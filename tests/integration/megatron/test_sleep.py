@@ -92,3 +92,9 @@ def test_sleep_and_a_checkpoint_in_the_making(
     assert "still reads the weights" in found["error"]
     assert found["status"] == (False, False)
     assert found["digests"][0] == found["digests"][1]
+
+
+def test_a_host_without_room_is_named(model: str, in_trainer: Callable[..., Any]) -> None:
+    said = in_trainer(memory_jobs.sleeps_without_room, settings(model))
+    assert said.startswith("the trainer cannot sleep: the host has no room for its ")
+    assert said.endswith("leave offload_train out")

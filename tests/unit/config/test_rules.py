@@ -50,6 +50,10 @@ TP2 = {"tensor_model_parallel_size": 2}
             },
             ("tensor does not write: use disk",),
         ),
+        (
+            {"custom_update_weight_post_write_path": "f.py", "debug_rollout_only": True},
+            ("custom_update_weight_post_write_path would never be called", "leave it out"),
+        ),
         ({"rollout_stop": ["x", ""]}, ("rollout_stop has an empty text", "leave it out")),
         ({"custom_config": {"lr": 1}}, ("custom_config holds lr", "set it as such")),
         ({"tool_paths": ["calculator"]}, ("slime_core.rollout.multiturn.generate",)),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slime_core.errors import DeadlineError, EngineError
+from slime_core.errors import DeadlineError, EngineError, TrainerError
 from slime_core.run.context import RunContext
 from slime_core.stages import engine_care
 from slime_core.stages.engine_care import bring_weights, open_gate, with_engines
@@ -97,6 +97,27 @@ def test_a_trainer_that_takes_turns_sleeps_whenever_engines_work(tmp_path):
     process(ctx, 1).alive = False
     run(ctx, lambda: len(ctx.rollout.urls) == 2 and old not in ctx.rollout.urls)
     assert log == ["sleep", "sleep", "canary", "sleep"], "a repair wakes it for a while"
+
+
+def test_a_trainer_that_ended_asleep_is_left_to_the_next_training(tmp_path, caplog):
+    ctx = ready(tmp_path, 2, offload_train=True)
+    ctx.trainer.log.clear()  # type: ignore[attr-defined]
+    ctx.trainer.tainted = True  # type: ignore[attr-defined]
+    assert run(ctx, lambda: True) == "done"
+    assert ctx.trainer.log == [] and "the next training builds it again" in caplog.text
+
+
+def test_work_is_not_begun_where_the_trainer_cannot_sleep(tmp_path, monkeypatch):
+    ctx = ready(tmp_path, 2, offload_train=True)
+
+    async def invoke(*_: Any) -> None:
+        raise TrainerError("no room")
+
+    monkeypatch.setattr(ctx.trainer, "invoke", invoke)
+    begun: list[bool] = []
+    with pytest.raises(TrainerError, match="no room"):
+        run(ctx, lambda: begun.append(True) or True)
+    assert not begun
 
 
 def test_a_trainer_that_does_not_take_turns_never_sleeps(ctx):
