@@ -8,6 +8,7 @@ connections) is tried again until a deadline; everything else is one named error
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,9 +71,15 @@ class S3Options:
         )
 
 
+def _environment() -> tuple[tuple[str, str], ...]:
+    """What botocore reads besides the options."""
+    return tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+
+
 @cache
-def _client(options: S3Options) -> Any:
-    """One client a process for equal options: making one takes long, and threads may share it."""
+def _client(options: S3Options, environment: tuple[tuple[str, str], ...]) -> Any:
+    """One client a process for equal options and an equal environment, from which it takes what
+    the options leave out: making one takes long, and threads may share it."""
     config = Config(
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
@@ -122,7 +129,7 @@ class S3Backend:
             self._options = replace(
                 self._options, deadline_s=patience_s, read_timeout_s=max(1.0, patience_s)
             )
-        self._client = _client(self._options)
+        self._client = _client(self._options, _environment())
 
     def put_new(self, key: str, data: Data) -> None:
         view = memoryview(data).cast("B")
@@ -239,7 +246,7 @@ class S3Backend:
 
     def _read_credentials(self) -> None:
         _client.cache_clear()
-        self._client = _client(self._options)
+        self._client = _client(self._options, _environment())
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key

@@ -21,7 +21,7 @@ from slime_core.store.probe import check_create_only
 from slime_core.store.s3 import S3Backend, S3Options
 from slime_core.store.verify import verify_run
 from tests.integration.store.conftest import options
-from tests.s3 import ENVIRONMENT, troubled, unique_prefix
+from tests.s3 import ENVIRONMENT, moto_server, troubled, unique_prefix
 from tests.unit.store.builders import run_iteration
 
 
@@ -201,14 +201,23 @@ def test_options_come_from_fsspec_or_the_environment(s3_url, monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": s3_url})
-    s3_module._client.cache_clear()
     open_backend("s3://runs/by-fsspec").put_new("a", b"1")
     monkeypatch.delitem(fsspec.config.conf, "s3")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
-    s3_module._client.cache_clear()
     assert open_backend("s3://runs/by-fsspec").get("a") == b"1"
-    s3_module._client.cache_clear()
     assert "secret" not in repr(options(s3_url))
+
+
+def test_a_process_follows_its_environment_to_another_server(s3_url, monkeypatch):
+    """A client is kept for its options; what those leave out is the environment's of now."""
+    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": s3_url}.items():
+        monkeypatch.setenv(name, value)
+    open_backend("s3://runs/moves").put_new("a", b"1")
+    with moto_server() as other:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", other)
+        assert open_backend("s3://runs/moves").list() == [], "another server's bucket"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    assert open_backend("s3://runs/moves").get("a") == b"1"
 
 
 def test_a_server_that_overwrites_is_refused_at_the_start(shaky):
