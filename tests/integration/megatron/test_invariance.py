@@ -96,12 +96,12 @@ def one_gpu_sparse(run: Run, sparse: str) -> dict[str, Outcome]:
     return run(sparse, Layout(1, ON_CUDA, experts=True))[0]
 
 
-def assert_same(case: str, ours: Outcome, theirs: Outcome, numbers: float = NUMBERS) -> None:
+def assert_same(case: str, ours: Outcome, theirs: Outcome) -> None:
     gaps = largest_gaps(ours, theirs)
     far = sorted(gaps.items(), key=lambda gap: -gap[1])[:4]
     print(case, *(f"{name} {gap:.1e}" for name, gap in far))
     moved, weights, canary = (gaps.pop(name) for name in ("moved", "weights", "canary"))
-    allowed = {name: invariance.EXPONENTIALS.get(name, numbers) for name in gaps}
+    allowed = {name: invariance.EXPONENTIALS.get(name, NUMBERS) for name in gaps}
     assert not {name: gap for name, gap in gaps.items() if gap > allowed[name]}, case
     if case == "gradient":
         assert moved < GRADIENT
@@ -110,6 +110,15 @@ def assert_same(case: str, ours: Outcome, theirs: Outcome, numbers: float = NUMB
     assert moved < ADAM
     if CASES[case].optimizer is not invariance.ADAM:
         assert weights < WEIGHTS
+
+
+def assert_all_same(model: str, ranks: list[dict[str, Outcome]], alone: dict[str, Outcome]) -> None:
+    for case in CASES:
+        first = ranks[0][case]
+        for other in ranks[1:]:
+            assert other[case].steps == first.steps, "all ranks report the same"
+        assert_same(case, first, alone[case])
+    assert_export_is_the_model(model, batches_of(model)[0], ranks[0]["grpo"])
 
 
 def assert_export_is_the_model(model: str, batch: TrainBatch, outcome: Outcome) -> None:
@@ -133,12 +142,7 @@ def test_a_layout_gives_the_numbers_of_one_rank(
     model: str = request.getfixturevalue("sparse" if experts else "dense")
     alone = request.getfixturevalue("alone_sparse" if experts else "alone")
     ranks = run(model, LAYOUTS[layout])
-    for case in CASES:
-        first = ranks[0][case]
-        for other in ranks[1:]:
-            assert other[case].steps == first.steps, "all ranks report the same"
-        assert_same(case, first, alone[case])
-    assert_export_is_the_model(model, batches_of(model)[0], ranks[0]["grpo"])
+    assert_all_same(model, ranks, alone)
 
 
 @pytest.mark.slow
@@ -162,9 +166,4 @@ def test_a_layout_over_nccl_gives_the_numbers_of_one_gpu(
     model: str = request.getfixturevalue("sparse" if chosen.experts else "dense")
     alone = request.getfixturevalue("one_gpu_sparse" if chosen.experts else "one_gpu")
     ranks = run(model, Layout(chosen.ranks, {**chosen.options, **ON_CUDA}, chosen.experts))
-    for case in CASES:
-        first = ranks[0][case]
-        for other in ranks[1:]:
-            assert other[case].steps == first.steps, "all ranks report the same"
-        assert_same(case, first, alone[case])
-    assert_export_is_the_model(model, batches_of(model)[0], ranks[0]["grpo"])
+    assert_all_same(model, ranks, alone)
