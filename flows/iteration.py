@@ -50,18 +50,17 @@ async def tolerant_iteration(k: int) -> None:
     state = shown()
     state.expect()
     if not await reachable():
+        state.away = True
         log.warning("Prefect does not answer: iteration %06d is not shown there", k)
         await plain_iteration(k)
         return
-    if state.unreported:
-        await report_late(state)
+    await report_late(state)
     try:
         await iteration(k)
     except API_ERRORS as error:
         if state.failure is not None and state.failure is not error:
             raise state.failure from None
         log.warning("Prefect failed during iteration %06d: %s", k, error)
-        if state.current is not None:
-            state.unreported.append(state.current)
+        state.away = True
         if not state.finished:
             await plain_iteration(k)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -42,16 +42,18 @@ class Shown:
     """What Prefect shows of the current run.
 
     Attributes:
+        parent: flow run of the training.
         current: subflow run of the current iteration.
         finished: that iteration's stages are done.
         failure: what that iteration's stages raised.
-        unreported: subflow runs that ended while the API was away.
+        away: the API failed or did not answer, so that ends may be missing there.
     """
 
+    parent: UUID
     current: UUID | None = None
     finished: bool = False
     failure: BaseException | None = None
-    unreported: list[UUID] = field(default_factory=list)
+    away: bool = False
 
     def expect(self) -> None:
         """Forgets the iteration before."""
@@ -144,18 +146,18 @@ async def end_dead(
 
 
 async def settle_lost(own: UUID) -> int:
-    """Marks task runs of a flow run that has finished as completed, where their end went with a
-    server that was killed.
+    """Marks what is unfinished below a flow run as completed: its subflows that ended while the API
+    was away (or went on without it, where they had only been created), and task runs whose end went
+    with a server that was killed. To be called between iterations, when none of them is at work.
 
     Returns:
-        How many were marked.
+        How many flow runs and task runs were marked.
+
+    Raises:
+        API_ERRORS: the API failed.
     """
-    marked = 0
-    async with _forgiving("marking task runs as completed") as client:
-        for task_run in await _task_runs(client, [own], [own]):
-            await client.set_task_run_state(task_run, Completed(message=LATE), force=True)
-            marked += 1
-    return marked
+    async with get_client() as client:
+        return await _end_below(client, [own], [own], Completed(message=LATE))
 
 
 async def complete_finished(run_id: str) -> int:
@@ -187,14 +189,26 @@ async def _end(
     client: PrefectClient, parents: Sequence[UUID], owners: Sequence[UUID], state: State[Any]
 ) -> int:
     """Sets the state of parents, what is unfinished below `owners`, and all their task runs."""
-    below = filters.FlowRunFilterParentFlowRunId(any_=list(owners))
-    children = [run.id for run in await _flow_runs(client, parent_flow_run_id=below)]
+    below = await _end_below(client, parents, owners, state)
+    for parent in parents:
+        await client.set_flow_run_state(parent, state, force=True)
+    return below + len(parents)
+
+
+async def _end_below(
+    client: PrefectClient, parents: Sequence[UUID], owners: Sequence[UUID], state: State[Any]
+) -> int:
+    """The same without the parents themselves."""
+    children = await _flow_runs(
+        client,
+        parent_flow_run_id=filters.FlowRunFilterParentFlowRunId(any_=list(owners)),
+    )
     task_runs = await _task_runs(client, parents, owners)
     for task_run in task_runs:
         await client.set_task_run_state(task_run, state, force=True)
-    for gone in [*children, *parents]:
-        await client.set_flow_run_state(gone, state, force=True)
-    return len(task_runs) + len(children) + len(parents)
+    for child in children:
+        await client.set_flow_run_state(child.id, state, force=True)
+    return len(task_runs) + len(children)
 
 
 async def mark_stopped(run: UUID) -> None:
@@ -216,13 +230,14 @@ async def show_pause(run: UUID, why: str | None) -> None:
 
 
 async def report_late(state: Shown) -> None:
-    """Tells Prefect of subflow runs that ended while it was away."""
-    async with _forgiving("late reports") as client:
-        while state.unreported:
-            await client.set_flow_run_state(
-                state.unreported[-1], Completed(message=LATE), force=True
-            )
-            state.unreported.pop()
+    """Tells Prefect what it missed while it was away, if it answers again."""
+    if not state.away or not await reachable():
+        return
+    try:
+        await settle_lost(state.parent)
+        state.away = False
+    except API_ERRORS as error:
+        log.warning("Prefect failed at late reports: %s", error)
 
 
 @asynccontextmanager

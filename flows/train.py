@@ -23,7 +23,15 @@ from flows.launch import Launch
 from flows.order import training
 from flows.pages.places import own_prefect_home
 from flows.pages.watched import watch_context, watched
-from flows.prefect_api import API_ERRORS, SHOWN, Shown, announce, crash_unfinished, show_pause
+from flows.prefect_api import (
+    API_ERRORS,
+    SHOWN,
+    Shown,
+    announce,
+    crash_unfinished,
+    report_late,
+    show_pause,
+)
 from flows.services.ended import tell_the_dead
 from slime_core.config.tree import RunConfig
 from tasks._options import flow_options
@@ -53,15 +61,16 @@ async def train(
 
 async def launched(launch: Launch) -> None:
     """Trains a run whose processes are starting, and shows it."""
-    shown = Shown()
-    SHOWN.set(shown)
     launch.flow_run_id = await announce(launch.run_id)
+    shown = Shown(launch.flow_run_id)
+    SHOWN.set(shown)
     launch.show_pause = partial(show_pause, launch.flow_run_id)
     launch.report.say(f"Prefect shows it at {url_for('flow-run', launch.flow_run_id)}")
     watch = asyncio.ensure_future(obey_cancel(launch.flow_run_id))
     try:
         with watched(launch, shown, launch.flow_run_id):
             await _trained(launch)
+        await report_late(shown)
     finally:
         watch.cancel()
 

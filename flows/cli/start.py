@@ -276,9 +276,27 @@ class Command:
         except API_ERRORS as error:
             if not launch.finished:
                 raise ServerError(f"Prefect's API failed: {error}") from error
-            log.warning("Prefect was not told that the run has finished: %s", error)
+            watch.cancel()
+            await self._tell_end_late(launch.run_id, error)
         finally:
             watch.cancel()
+
+    async def _tell_end_late(self, run_id: str, error: Exception) -> None:
+        """Ends what our server shows as running where it was away when the run finished."""
+        log.warning("Prefect was not told that the run has finished: %s", error)
+        if self._server is None:
+            return
+        from flows.prefect_api import complete_finished
+
+        try:
+            if not self._server.alive:
+                self._server = self._server.restarted()
+            limit_s = self._config.fault_tolerance.start_timeout_s
+            await asyncio.to_thread(self._server.wait_healthy, limit_s)
+        except ServerError as gone:
+            log.warning("the next start tells it: %s", gone)
+            return
+        await complete_finished(run_id)
 
     async def _keep_server(self) -> None:
         """Starts our server again should it end before the run does."""
