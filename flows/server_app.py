@@ -4,15 +4,18 @@ one command, or by flows.services to stay."""
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from flows.server import die_with_parent
+from flows.server_template import keep_template, lay_template
 
 PARENT_CHECK_S = 1.0
 GRACE_S = 4
@@ -22,8 +25,8 @@ it is empty. It would stay at twice the database of a short run otherwise."""
 
 
 def create_app() -> Any:
-    """Prefect's API and pages, with write transactions that take the lock when they begin, and a
-    write-ahead log that stays small.
+    """Prefect's API and pages, with write transactions that take the lock when they begin, a
+    write-ahead log that stays small, and tables that a new workspace gets as a copy.
 
     A deferred SQLite transaction that reads first cannot become a writer while another one
     writes: it fails at once, whatever the busy timeout, and the client sleeps two seconds before
@@ -31,6 +34,7 @@ def create_app() -> Any:
     """
     from prefect.server.api.server import create_app as prefect_app
     from prefect.server.database.configurations import AioSqliteConfiguration
+    from prefect.server.database.interface import PrefectDBInterface
 
     begin_deferred = AioSqliteConfiguration.begin_transaction
 
@@ -50,8 +54,18 @@ def create_app() -> Any:
             cursor.execute(f"pragma {pragma}")
         cursor.close()
 
+    migrate = PrefectDBInterface.run_migrations_upgrade
+    database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
+
+    async def migrate_once(self: PrefectDBInterface) -> None:
+        had_tables = await asyncio.to_thread(lay_template, database)
+        await migrate(self)
+        if not had_tables:
+            await asyncio.to_thread(keep_template, database)
+
     AioSqliteConfiguration.begin_transaction = begin_immediate
     AioSqliteConfiguration.setup_sqlite = setup_small
+    PrefectDBInterface.run_migrations_upgrade = migrate_once
     return prefect_app(final=True)
 
 
