@@ -312,7 +312,7 @@ class Sample:
         ]
 
     def _set_routed_experts(self, args: Any, meta_info: dict[str, Any]) -> None:
-        flat = _int32_array(meta_info["routed_experts"])
+        flat = int32_array(meta_info["routed_experts"])
         start = int(meta_info.get("routed_experts_start_len") or 0)
         old = (
             None
@@ -365,7 +365,7 @@ def _joined(spans: list[Span], new: Span) -> list[Span]:
     return [*spans, new]
 
 
-def _int32_array(value: Any) -> np.ndarray:
+def int32_array(value: Any) -> np.ndarray:
     """Flat int32 from base64 text, raw bytes, a numpy array, a CPU tensor or nested lists."""
     if isinstance(value, str):
         value = base64.b64decode(value)

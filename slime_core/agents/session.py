@@ -191,7 +191,7 @@ class Session:
             await self._record(turn)
         else:
             for piece in turn.pieces:
-                _append(sample, piece)
+                self._append(sample, piece)
             _, reason = self._message(request, turn.pieces)
         self._keep(branch, sample, request, turn, len(new))
         return self._told(request, model, turn, reason, context)
@@ -253,13 +253,20 @@ class Session:
                 raise ApiError(400, "the conversation has reached its length limit "
                                f"({len(sample.tokens)} tokens; rollout_max_response_len, "
                                "rollout_max_context_len)", code=CONTEXT_LENGTH)  # fmt: skip
-            result = await self._runtime.generate(
-                {"input_ids": sample.tokens, "return_logprob": True,
-                 "sampling_params": self._sampling_params(request, branch, sample, left)},
-                session=self._conversation(branch), whole=False,
-            )  # fmt: skip
+            body = {
+                "input_ids": sample.tokens,
+                "return_logprob": True,
+                "sampling_params": self._sampling_params(request, branch, sample, left),
+            }
+            routes = self._runtime.sampling.routes
+            if routes is not None:
+                body |= routes.fields([sample])
+            session = self._conversation(branch)
+            result = await self._runtime.generate(body, session=session, whole=False)
             piece = _piece(result)
-            _append(sample, piece)
+            if routes is not None:
+                piece["meta"] = routes.told(sample, body, piece["meta"])
+            self._append(sample, piece)
             pieces.append(piece)
             aborted = sample.status is Status.ABORTED
             if aborted and self._runtime.stopping():
@@ -342,6 +349,12 @@ class Session:
         return Answer(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model, turn.message,
                       reason, context, len(tokens), shown)  # fmt: skip
 
+    def _append(self, sample: Sample, piece: dict[str, Any]) -> None:
+        sample.append_response_tokens(
+            self._runtime.sampling.routes, tokens=piece["tokens"], log_probs=piece["log_probs"],
+            meta_info=piece["meta"],
+        )  # fmt: skip
+
     def _cut_short(self, branch: Branch | None = None) -> None:
         """What the model has said so far stands, but a limit ended it."""
         for one in self._branches if branch is None else [branch]:
@@ -358,9 +371,3 @@ def _piece(result: dict[str, Any]) -> dict[str, Any]:
         "log_probs": [float(pair[0]) for pair in pairs],
         "meta": {name: value for name, value in meta.items() if name not in NOT_STORED},
     }
-
-
-def _append(sample: Sample, piece: dict[str, Any]) -> None:
-    sample.append_response_tokens(
-        tokens=piece["tokens"], log_probs=piece["log_probs"], meta_info=piece["meta"]
-    )

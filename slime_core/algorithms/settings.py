@@ -40,6 +40,7 @@ class AlgorithmSettings:
     old_log_probs: Literal["auto", "recompute"] = "auto"
     max_response_len: int | None = None
     use_routing_replay: bool = False
+    use_rollout_routing_replay: bool = False
 
     keep_old_actor: bool = False
     old_actor_update_interval: int | None = None
@@ -104,6 +105,16 @@ class AlgorithmSettings:
                 "use_routing_replay takes the routes of the pass for old log-probs, which sft_loss "
                 "has not: leave it out"
             )
+        if self.use_rollout_routing_replay and self.loss_type == "sft_loss":
+            raise ConfigError(
+                "use_rollout_routing_replay takes the routes of an engine, and sft_loss uses none: "
+                "leave it out"
+            )
+        if self.use_rollout_routing_replay and self.use_routing_replay:
+            raise ConfigError(
+                "use_rollout_routing_replay takes the engine's routes and use_routing_replay the "
+                "trainer's own: choose one"
+            )
         if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
             raise ConfigError("loss_type custom_loss and custom_loss_function_path need each other")
 
@@ -117,6 +128,11 @@ class AlgorithmSettings:
         """How the loss weighs tokens: the estimator's own way, or the configured one."""
         configured = "token_mean" if self.calculate_per_token_loss else "sample_mean"
         return self.estimator.reduction or configured
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether tokens go to experts that were chosen before, not by the router of now."""
+        return self.use_routing_replay or self.use_rollout_routing_replay
 
     @property
     def uses_reference(self) -> bool:

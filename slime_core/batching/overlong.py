@@ -92,6 +92,10 @@ def _rebuild(
         ),
         steps=tuple(step for step in steps if step),
         truncated=np.where(cut, 1, batch.truncated).astype(np.uint8),
+        routes=tuple(
+            None if found is None else found[:left]
+            for found, left in zip(batch.routes, batch.lengths - excess, strict=False)
+        ),
     )
 
 

@@ -55,6 +55,8 @@ class TrainBatch:
             not trained.
         truncated: uint8 [n], 1 where generation ended at a length limit.
         metadata: [n] the samples' `train_metadata` for hooks; () where no sample has any.
+        routes: [n] experts that the engine chose, [first tokens of the row, layers, k] each, views
+            of the stored ones, or None; () where no sample has any.
 
     Raises:
         DataError: a column has the wrong type or length, or values contradict each other.
@@ -74,6 +76,7 @@ class TrainBatch:
     steps: tuple[tuple[int, ...], ...]
     truncated: np.ndarray
     metadata: tuple[dict[str, Any] | None, ...] = ()
+    routes: tuple[np.ndarray | None, ...] = ()
 
     def __post_init__(self) -> None:
         _check_columns(self)
@@ -143,6 +146,7 @@ class TrainBatch:
             response_offsets=response_offsets,
             steps=tuple(step for step in kept if step),
             metadata=tuple(self.metadata[row] for row in index) if self.metadata else (),
+            routes=tuple(self.routes[row] for row in index) if self.routes else (),
             **plain,
         )
 
@@ -207,8 +211,11 @@ def _check_offsets(batch: TrainBatch) -> None:
                 f"TrainBatch.{name} has {len(getattr(batch, name))} values, expected {expected[of]}"
             )
 
-    if len(batch.metadata) not in (0, n):
-        raise DataError(f"TrainBatch.metadata has {len(batch.metadata)} values, expected {n}")
+    for name in ("metadata", "routes"):
+        if len(getattr(batch, name)) not in (0, n):
+            raise DataError(
+                f"TrainBatch.{name} has {len(getattr(batch, name))} values, expected {n}"
+            )
 
 
 def _first_bad(bad: np.ndarray) -> int | None:

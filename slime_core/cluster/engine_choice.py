@@ -47,4 +47,6 @@ def engine_options(
         if device == "cuda" and dtype == "float32":
             # Its usual RMSNorm kernel takes half precision only (0.5.17); this mode has another.
             options["enable_deterministic_inference"] = True
+    if config.algorithm.use_rollout_routing_replay:
+        options["enable_return_routed_experts"] = True
     return options | config.sglang

@@ -73,6 +73,9 @@ class AlgorithmGroup(Group):
     use_routing_replay: Numeric[bool] = False
     """Models with experts: in training, each token goes to the experts that it went to where its
     old log-probs were computed, although the router has changed since."""
+    use_rollout_routing_replay: Numeric[bool] = False
+    """Models with experts: in training and where old log-probs are computed, each token goes to the
+    experts that it went to in the engine. Engines tell them, and they are stored."""
 
     keep_old_actor: Numeric[bool] = False
     """The ratio refers to a copy of the policy that is renewed after every

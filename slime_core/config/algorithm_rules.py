@@ -53,6 +53,11 @@ _NEEDS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         _loss_is("policy_loss", "custom_loss"),
         "without loss_type sft_loss, which has no earlier pass",
     ),
+    (
+        ("use_rollout_routing_replay",),
+        _loss_is("policy_loss", "custom_loss"),
+        "without loss_type sft_loss, which uses no engine",
+    ),
     (("custom_tis_function_path",), lambda a: a.use_tis, "with use_tis"),
     (
         ("use_rs", "rs_veto_threshold"),
@@ -251,6 +256,11 @@ def _engine_log_probs(config: RunConfig, a: AlgorithmGroup, estimator: Estimator
             "keep_old_actor renews a copy of the policy after some iterations: set "
             "old_actor_update_interval to 2 or more (after every one the ratio refers to the "
             "policy before the iteration anyway)"
+        )
+    if a.use_routing_replay and a.use_rollout_routing_replay:
+        return (
+            "use_routing_replay takes the trainer's own routes and use_rollout_routing_replay the "
+            "engine's: choose one"
         )
     if a.keep_old_actor and a.use_rollout_logprobs:
         return (

@@ -37,6 +37,7 @@ EMBEDDED_OPTIONS = frozenset(
         "max_prefill_tokens",
         "context_length",
         "enable_deterministic_inference",
+        "enable_return_routed_experts",
         "device",
         "dtype",
         "weight_version",

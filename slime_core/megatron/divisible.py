@@ -28,10 +28,9 @@ def check_divisible(
             f"expert_model_parallel_size {settings.expert_model_parallel_size}: a "
             f"{shape.model_type} model has no experts, so use 1"
         )
-    if shape.num_experts is None and settings.algorithm.use_routing_replay:
-        raise ConfigError(
-            f"use_routing_replay: a {shape.model_type} model has no experts, so leave it out"
-        )
+    for name in ("use_routing_replay", "use_rollout_routing_replay"):
+        if shape.num_experts is None and getattr(settings.algorithm, name):
+            raise ConfigError(f"{name}: a {shape.model_type} model has no experts, so leave it out")
     widths = {"num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads}
     if shape.expert_ffn_size is None:
         widths["intermediate_size"] = shape.ffn_size

@@ -76,8 +76,8 @@ Loss = Callable[[MicroBatch, torch.Tensor], tuple[torch.Tensor, Report]]
 
 
 class Passes:
-    """Runs one model. Holds no state of its own but an iteration's routes, which a pass of `read`
-    records and `train` takes again where routes are replayed."""
+    """Runs one model. Holds no state of its own but an iteration's routes, where they are replayed:
+    a pass of `read` records them or the engine told them, and `train` takes them again."""
 
     def __init__(
         self,
@@ -92,9 +92,11 @@ class Passes:
         self.shape = shape
         self.state = state
         self.routes: Routes | None = None
-        if replays_routes and settings.algorithm.use_routing_replay:
-            self.routes = Routes(state.chunks, shape, parallel.device_of(settings))
         self.device = parallel.device_of(settings)
+        algorithm = settings.algorithm
+        if replays_routes and algorithm.replays_routes:
+            of_engine = algorithm.use_rollout_routing_replay
+            self.routes = Routes(state.chunks, shape, self.device, of_engine=of_engine)
         cp_size = settings.context_parallel_size
         self.row_multiple = 2 * cp_size if cp_size > 1 else 1
         self.pad_to = self.row_multiple
@@ -136,7 +138,7 @@ class Passes:
             count = torch.zeros((), dtype=torch.int32, device=self.device)  # Megatron's, not used
             return value * scale, count, (micro, report)
 
-        with nullcontext() if self.routes is None else self.routes.replaying(batch):
+        with nullcontext() if self.routes is None else self.routes.training(batch):
             outputs = self._run(micro_batches, finish, forward_only=False)
         return outputs, len(micro_batches)
 
@@ -166,7 +168,7 @@ class Passes:
 
     @torch.no_grad()
     def read(
-        self, batch: TrainBatch, rows: Sequence[int], read: Read, *, record_routes: bool = False
+        self, batch: TrainBatch, rows: Sequence[int], read: Read, *, old_policy: bool = False
     ) -> torch.Tensor:
         """Values at all trained response tokens of some rows, with the present weights.
 
@@ -174,7 +176,8 @@ class Passes:
 
         Args:
             read: micro-batch and hidden states of its own positions -> float32 [P].
-            record_routes: where routes are replayed, `train` takes those of this pass.
+            old_policy: where routes are replayed, `train` takes those of this pass, or it takes the
+                engine's as `train` does.
 
         Returns:
             float32 [sum R] over the batch's response tokens, 0 where nothing was read. Valid on
@@ -182,10 +185,10 @@ class Passes:
         """
         cap = self.settings.log_probs_max_tokens_per_gpu or self.settings.max_tokens_per_gpu
         packs = self._packs(batch, rows, cap)
-        routes = self.routes if record_routes else None
+        routes = self.routes if old_policy else None
         routed = None if routes is None else batch
         micro_batches = [self._to_device(packed, routed=routed) for packed in packs]
-        with nullcontext() if routes is None else routes.recording(batch):
+        with nullcontext() if routes is None else routes.reading(batch):
             outputs = self._run(micro_batches, read, forward_only=True)
         flat = torch.zeros(len(batch.loss_mask), dtype=torch.float32, device=self.device)
         for packed, values in zip(packs, outputs, strict=False):
@@ -203,8 +206,17 @@ class Passes:
             values = outputs[0].contiguous()
         return parallel.from_last_stage(values)
 
+    def take_engine_routes(self, batch: TrainBatch) -> None:
+        """Where the engine's routes are replayed, those of this batch.
+
+        Raises:
+            DataError: it has none, or other ones than this model can take.
+        """
+        if self.routes is not None and self.routes.of_engine:
+            self.routes.take_from_engine(batch)
+
     def forget_routes(self) -> None:
-        """Frees what was recorded; nothing is replayed before the next recording."""
+        """Frees what is kept of an iteration."""
         if self.routes is not None:
             self.routes.forget()
 

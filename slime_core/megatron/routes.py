@@ -1,4 +1,5 @@
-"""Routes of tokens to experts: recorded where old log-probs are read, taken again in the steps."""
+"""Routes of tokens to experts: recorded where old log-probs are read, or those that the engine
+took, and taken again in the steps."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -15,6 +17,7 @@ from slime_core.batching.pack import PackedMicroBatch
 from slime_core.batching.types import TrainBatch
 from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
+from slime_core.megatron.engine_routes import engine_routes, routes_dtype
 from slime_core.megatron.layer_spec import Router
 from slime_core.megatron.places import places_of
 from slime_core.megatron.settings import TrainerSettings
@@ -28,11 +31,14 @@ PIECE_BYTES = 1 << 26
 class _Given:
     """Routes of the tokens that one router sees at once.
 
-    experts: [tokens, k]; real: bool [tokens], False for padding, which has no route of its own.
+    experts: [tokens, k]; real: bool [tokens], False where the router chooses: for padding, and
+    tokens of which the engine tells nothing; trains: False in a pass that only reads, where no
+    layer is computed again.
     """
 
     experts: torch.Tensor
     real: torch.Tensor
+    trains: bool
 
 
 class RouterRoutes:
@@ -81,6 +87,8 @@ class RouterRoutes:
         pass, by when a pipeline may have begun later micro-batches. Backward passes come in
         the order of the forward ones.
         """
+        if not given.trains:
+            return given
         if not torch.is_grad_enabled():
             self._again.append(given)
             return given
@@ -106,29 +114,64 @@ class Routes:
 
     They stay in host memory, for the whole batch on each rank: which rows a rank trains differs
     from which it reads, and so does how they are packed.
+
+    Args:
+        of_engine: `take_from_engine` brings what is replayed, and nothing is recorded.
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], shape: ModelShape, device: torch.device
+        self,
+        chunks: Sequence[torch.nn.Module],
+        shape: ModelShape,
+        device: torch.device,
+        *,
+        of_engine: bool = False,
     ) -> None:
         assert shape.num_experts is not None and shape.experts_per_token is not None
+        self.of_engine = of_engine
+        self._shape = shape
         self._device = device
         self._experts_per_token = shape.experts_per_token
-        self._dtype = torch.uint8 if shape.num_experts <= 256 else torch.int16
+        self._dtype = torch.from_numpy(np.empty(0, routes_dtype(shape.num_experts))).dtype
         self._chunks: list[_Chunk] = []
+        self._numbers: list[int] = []  # of this rank's layers in the model, from 0
         self._taken: torch.Tensor | None = None
+        self._known: torch.Tensor | None = None
         self._recorded: list[tuple[torch.Tensor, slice, torch.Tensor]] = []
-        self._recording = False
-        first = 0
+        self._recording = self._trains = False
         for chunk in chunks:
-            routers = []
+            routers, first = [], len(self._numbers)
             for module in chunk.modules():
                 if isinstance(module, Router):
+                    assert module.layer_number is not None
                     routers.append(RouterRoutes())
                     module.router_replay = routers[-1]  # type: ignore[assignment]
-            self._chunks.append(_Chunk(chunk, slice(first, first + len(routers)), routers))
-            first += len(routers)
-        self._layers = first
+                    self._numbers.append(module.layer_number - 1)
+            self._chunks.append(_Chunk(chunk, slice(first, len(self._numbers)), routers))
+        self._layers = len(self._numbers)
+
+    def take_from_engine(self, batch: TrainBatch) -> None:
+        """Makes the engine's routes those that are replayed.
+
+        Raises:
+            DataError: see engine_routes.
+        """
+        found = engine_routes(batch, self._numbers, self._shape)
+        self._taken = torch.from_numpy(found.experts)
+        self._known = torch.from_numpy(found.known)
+
+    @contextmanager
+    def reading(self, batch: TrainBatch) -> Iterator[None]:
+        """Around the pass for old log-probs: takes the engine's routes, or records the own ones."""
+        with self.replaying(batch) if self.of_engine else self.recording(batch):
+            yield
+
+    @contextmanager
+    def training(self, batch: TrainBatch) -> Iterator[None]:
+        """Around the passes of a step."""
+        with self.replaying(batch):
+            self._trains = True
+            yield
 
     @contextmanager
     def recording(self, batch: TrainBatch) -> Iterator[None]:
@@ -149,19 +192,19 @@ class Routes:
 
     @contextmanager
     def replaying(self, batch: TrainBatch) -> Iterator[None]:
-        """Inside the block, each micro-batch takes its recorded routes.
+        """Inside the block, each micro-batch takes the routes that are kept for it.
 
         Raises:
-            TrainerError: nothing was recorded for this batch.
+            TrainerError: there are none for this batch.
         """
         if self._taken is None or len(self._taken) != len(batch.tokens):
-            raise TrainerError("use_routing_replay: no routes were recorded for this batch")
+            raise TrainerError("routes are to be replayed, but none are kept for this batch")
         with self._cleared():
             yield
 
     def forget(self) -> None:
-        """Frees what was recorded."""
-        self._taken = None
+        """Frees what is kept."""
+        self._taken = self._known = None
 
     def begin(self, module: torch.nn.Module, places: torch.Tensor | None) -> None:
         """Called before a chunk computes a micro-batch.
@@ -181,8 +224,11 @@ class Routes:
             return
         index = places.clamp(min=0).to(self._taken.device)
         experts = self._taken[index, chunk.layers].to(self._device)
+        real = places >= 0
+        if self._known is not None:
+            real = real & self._known[index].to(real.device)
         for number, router in enumerate(chunk.routers):
-            router.given = _Given(experts[:, number], places >= 0)
+            router.given = _Given(experts[:, number], real, self._trains)
 
     @contextmanager
     def _cleared(self) -> Iterator[None]:
@@ -190,7 +236,7 @@ class Routes:
         try:
             yield
         finally:
-            self._recording = False
+            self._recording = self._trains = False
             self._recorded = []
             for chunk in self._chunks:
                 for router in chunk.routers:

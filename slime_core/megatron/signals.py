@@ -59,7 +59,7 @@ def response_columns(
         with nullcontext() if old_actor is None else old_actor.in_use():
             prefix = "" if old_actor is None else "old_actor_"
             policy.hooks.reads_log_probs(policy.passes.state.chunks, prefix)
-            columns[name] = policy.log_probs(batch, rows, record_routes=True)
+            columns[name] = policy.log_probs(batch, rows, old_policy=True)
     if algorithm.tis_batch_normalize:
         columns["weight_scale"] = weight_scales(algorithm, batch, columns)
     if critic is not None:

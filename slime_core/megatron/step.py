@@ -103,7 +103,7 @@ class PolicySteps:
         return collect(self.passes, batch, rows, columns, totals, loss, whole)
 
     def log_probs(
-        self, batch: TrainBatch, rows: Sequence[int], *, record_routes: bool = False
+        self, batch: TrainBatch, rows: Sequence[int], *, old_policy: bool = False
     ) -> torch.Tensor:
         """Log-probs of all trained response tokens of some rows, with the present weights.
 
@@ -113,7 +113,7 @@ class PolicySteps:
             batch,
             rows,
             lambda micro, hidden: self._read(micro, hidden)[0],
-            record_routes=record_routes,
+            old_policy=old_policy,
         )
 
     def sequence_log_probs(self, tokens: Sequence[int]) -> list[float]:

@@ -29,6 +29,7 @@ from slime_core.megatron.arguments import resolve
 from slime_core.megatron.checkpoint import load_checkpoint, stage_state
 from slime_core.megatron.critic import as_metrics, build_critic
 from slime_core.megatron.digest import digest_as_on_one_rank, weights_digest
+from slime_core.megatron.engine_routes import share_of_engine
 from slime_core.megatron.export import export_hf, named_hf_tensors
 from slime_core.megatron.foreign import read_weights
 from slime_core.megatron.model import build_model, select_trained
@@ -170,7 +171,7 @@ class PolicyTrainer:
             hook = None if before_step is None else partial(before_step, number)
             self.hooks.begins_step(self.iterations, number, self.state)
             result = self._step(data.batch, rows, data.columns, allowed, hook)
-            counts = overlong | data.counts(rows)
+            counts = overlong | data.counts(rows) | self._routed(data.batch, rows)
             results.append(result | counts | {"weights_digest": self.weights_digest()})
         self._end_iteration(results, batch.num_rows)
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
@@ -211,6 +212,7 @@ class PolicyTrainer:
 
     def _prepared(self, batch: TrainBatch, seed: int) -> Postprocessed:
         """The batch with its columns, as the user's function leaves them."""
+        self.policy.passes.take_engine_routes(batch)
         algorithm = replace(self.settings.algorithm, kl_coef=self._in_rewards)
         columns = response_columns(
             algorithm,
@@ -228,6 +230,11 @@ class PolicyTrainer:
         if data.changed and algorithm.tis_batch_normalize:
             data.columns["weight_scale"] = weight_scales(algorithm, data.batch, data.columns)
         return data
+
+    def _routed(self, batch: TrainBatch, rows: Sequence[int]) -> dict[str, float]:
+        """The share of a step's tokens that go where the engine sent them, if they are to."""
+        wanted = self.settings.algorithm.use_rollout_routing_replay
+        return {"engine_routes": share_of_engine(batch, rows)} if wanted else {}
 
     @property
     def _objective(self) -> Objective:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from slime_core.errors import ConfigError
 from slime_core.plugins.upstream_args import DEFAULT_PATHS, UPSTREAM
+from slime_core.weights.tables import read_shape
 
 if TYPE_CHECKING:
     from slime_core.config.tree import RunConfig
@@ -30,8 +32,19 @@ class ArgsView:
                 flat |= {name: getattr(content, name) for name in type(content).model_fields}
         flat["rollout_global_dataset"] = not config.data.disable_rollout_global_dataset
         flat["custom_generate_function_path"] = config.rollout.generate_path
+        if config.algorithm.use_rollout_routing_replay:  # shape of the routes in an answer
+            flat |= routes_shape(config.rollout.hf_checkpoint)
         flat |= {name: value for name, value in DEFAULT_PATHS.items() if flat.get(name) is None}
         self.__dict__.update(copy.deepcopy(flat | config.rollout.custom_config))
 
     def __contains__(self, name: str) -> bool:
         return name in self.__dict__
+
+
+def routes_shape(hf_checkpoint: str) -> dict[str, int | None]:
+    """num_layers and moe_router_topk of a model; nothing where the check refuses its folder."""
+    try:
+        shape = read_shape(hf_checkpoint)
+    except ConfigError:
+        return {}
+    return {"num_layers": shape.num_layers, "moe_router_topk": shape.experts_per_token}

@@ -30,7 +30,6 @@ UPSTREAM: dict[str, Any] = {
     "offload_rollout": False,
     "use_fault_tolerance": True,
     "use_distributed_post": False,
-    "use_rollout_routing_replay": False,
     "use_critic": False,
     "eval_tool_key": None,
     "eval_max_prompt_len": None,

@@ -14,6 +14,7 @@ from slime_core.engines.media import media_fields
 from slime_core.engines.protocol import GenerateRequest
 from slime_core.errors import DataError, DeadlineError
 from slime_core.rollout.gate import EngineGate
+from slime_core.rollout.routed import RouteAsk
 from slime_core.sample import Sample, Status
 from slime_core.waits import Deadline, within
 
@@ -30,12 +31,14 @@ class Sampling:
         params: SGLang's sampling parameters, without max_new_tokens and the seed.
         timeout_s: from the first request of a call to the end of its last.
         max_context_tokens: over prompt and response, None for no such limit.
+        routes: where engines are asked for the experts of each token.
     """
 
     max_response_tokens: int
     params: dict[str, Any]
     timeout_s: float
     max_context_tokens: int | None = None
+    routes: RouteAsk | None = None
 
     def left(self, sample: Sample) -> int:
         """Tokens that a sample may still grow by; below 1 there is no room."""
@@ -94,6 +97,8 @@ async def _round(
     seed_of: Callable[[Sample], int],
     deadline: Deadline,
 ) -> None:
+    routes = sampling.routes
+    extra = {} if routes is None else routes.fields(waiting)
     requests = [
         GenerateRequest(
             sample.tokens,
@@ -102,14 +107,16 @@ async def _round(
                 "max_new_tokens": sampling.left(sample),
                 "sampling_seed": seed_of(sample),
             },
+            extra=extra,
             media=media_fields(sample.multimodal_inputs),
         )
         for sample in waiting
     ]
     results = await within(deadline.name, deadline.remaining_s, client.generate_batch(requests))
     for sample, result in zip(waiting, results, strict=True):
+        meta = result.meta if routes is None else routes.told(sample, extra, result.meta)
         sample.append_response_tokens(
-            tokens=result.tokens, log_probs=result.log_probs, meta_info=result.meta
+            routes, tokens=result.tokens, log_probs=result.log_probs, meta_info=meta
         )
 
 

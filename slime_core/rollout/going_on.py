@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 PER_TOKEN = ("output_token_logprobs", "output_top_logprobs")
+ROUTES = "routed_experts"
 
 
 def was_aborted(answer: dict[str, Any]) -> bool:
@@ -26,7 +28,10 @@ def continued(body: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         params["max_new_tokens"] = max(0, params["max_new_tokens"] - len(so_far))
     if params.get("sampling_seed") is not None:
         params["sampling_seed"] = (int(params["sampling_seed"]) + len(so_far)) % 2**31
-    return {**body, "input_ids": [*body["input_ids"], *so_far], "sampling_params": params}
+    rest = {**body, "input_ids": [*body["input_ids"], *so_far], "sampling_params": params}
+    if before.get("meta_info", {}).get(ROUTES):  # of all tokens but the last
+        rest[f"{ROUTES}_start_len"] = len(rest["input_ids"]) - 1
+    return rest
 
 
 def joined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +41,9 @@ def joined(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         first, second = before.get("meta_info", {}).get(name), meta.get(name)
         if first is not None or second is not None:
             meta[name] = [*(first or []), *(second or [])]
+    first, second = before.get("meta_info", {}).get(ROUTES), meta.get(ROUTES)
+    if first and second:
+        meta[ROUTES] = base64.b64encode(base64.b64decode(first) + base64.b64decode(second)).decode()
     if "prompt_tokens" in before.get("meta_info", {}):
         meta["prompt_tokens"] = before["meta_info"]["prompt_tokens"]
     if meta.get("completion_tokens") is not None:

@@ -12,6 +12,8 @@ from slime_core.config.tree import RunConfig
 from slime_core.engines.client import EngineClient
 from slime_core.rewards.hub import RewardSettings
 from slime_core.rollout.generate import Sampling
+from slime_core.rollout.routed import RouteAsk
+from slime_core.weights.tables import read_shape
 
 
 def sampling_of(config: RunConfig) -> Sampling:
@@ -28,9 +30,11 @@ def sampling_of(config: RunConfig) -> Sampling:
         "spaces_between_special_tokens": False,
     }
     timeout_s = config.fault_tolerance.request_timeout_s
-    return Sampling(
-        rollout.rollout_max_response_len, params, timeout_s, rollout.rollout_max_context_len
-    )
+    context, routes = rollout.rollout_max_context_len, None
+    if config.algorithm.use_rollout_routing_replay:
+        shape = read_shape(rollout.hf_checkpoint)
+        routes = RouteAsk(shape.num_layers, shape.experts_per_token or 0)
+    return Sampling(rollout.rollout_max_response_len, params, timeout_s, context, routes)
 
 
 def reward_settings(config: RunConfig, tokenizer: Any) -> RewardSettings:

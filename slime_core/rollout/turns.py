@@ -48,13 +48,16 @@ class Turns:
             "return_logprob": True,
             **media_fields(sample.multimodal_inputs),
         }
+        if routes := runtime.sampling.routes:
+            body |= routes.fields([sample])
         result = await runtime.generate(body, session=sample.session_id or sample.describe())
         meta = result["meta_info"]
         pairs = meta.get("output_token_logprobs") or []
         tokens = [int(pair[1]) for pair in pairs]
-        sample.append_response_tokens(
-            tokens=tokens, log_probs=[float(pair[0]) for pair in pairs], meta_info=meta
-        )
+        if routes:
+            meta = routes.told(sample, body, meta)
+        log_probs = [float(pair[0]) for pair in pairs]
+        sample.append_response_tokens(routes, tokens=tokens, log_probs=log_probs, meta_info=meta)
         self.count += 1
         self.text = runtime.tokenizer.decode(tokens, skip_special_tokens=True)
         return self.text

@@ -292,8 +292,13 @@ def _decode_experts(row: dict[str, Any]) -> Any:
     data = row.get("rollout_routed_experts")
     if data is None:
         return None
-    shape, kind = row["rollout_routed_experts_shape"], row["rollout_routed_experts_type"]
-    count = int(np.prod(shape, dtype=np.int64))
-    stored = {1: np.uint8, 2: np.uint16, 8: np.int64}[len(data) // count if count else 1]
-    array = np.frombuffer(data, dtype=stored).reshape(shape)
+    kind = row["rollout_routed_experts_type"]
+    array = stored_experts(data, row["rollout_routed_experts_shape"])
     return array.tolist() if kind == "list" else array.astype(kind)
+
+
+def stored_experts(data: bytes | pa.Buffer, shape: Sequence[int]) -> np.ndarray:
+    """One row's routed experts in the type that they are stored in, a view of `data`."""
+    count, size = int(np.prod(shape, dtype=np.int64)), len(memoryview(data))
+    stored = {1: np.uint8, 2: np.uint16, 8: np.int64}[size // count if count else 1]
+    return np.frombuffer(data, dtype=stored).reshape(shape)

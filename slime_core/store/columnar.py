@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from slime_core.errors import DataError
 from slime_core.sample import Sample
-from slime_core.store.codec import Rows, decode_samples, samples_to_rows
+from slime_core.store.codec import Rows, decode_samples, samples_to_rows, stored_experts
 from slime_core.store.planes import refuse_lost
 
 
@@ -94,6 +94,18 @@ class SampleBatch:
         if first or end != len(values):
             values, offsets = values[first:end], offsets - first
         return Ragged(values, offsets, _valid(array))
+
+    def experts(self) -> list[np.ndarray | None]:
+        """Routed experts of each row in the type that they are stored in, views of the file where
+        that is mapped; None where there are none."""
+        data = self._array("rollout_routed_experts")
+        if data.null_count == len(data):
+            return [None] * len(data)
+        shapes = self._array("rollout_routed_experts_shape").to_pylist()
+        return [
+            None if shape is None else stored_experts(one.as_buffer(), shape)
+            for one, shape in zip(data, shapes, strict=True)
+        ]
 
     def numbers(self, name: str) -> np.ndarray:
         """A column of numbers or booleans. [rows]

@@ -100,6 +100,7 @@ def load_train_batch(backend: Backend, batch: Batch, cache: NodeCache | None = N
         steps=content.steps,
         truncated=truncated,
         metadata=_metadata(groups, changes),
+        routes=_routes(groups),
     )
 
 
@@ -128,6 +129,12 @@ def _metadata(
     if not any(text is not None for text in texts):
         return ()
     return tuple(None if text is None else from_json(text) for text in texts)
+
+
+def _routes(groups: Sequence[SampleBatch]) -> tuple[np.ndarray | None, ...]:
+    """[rows] experts that the engine chose, views of the mapped parts; () where no row has any."""
+    found = [experts for group in groups for experts in group.experts()]
+    return tuple(found) if any(experts is not None for experts in found) else ()
 
 
 def _column(groups: Sequence[SampleBatch], name: str, dtype: type) -> np.ndarray:

@@ -15,7 +15,8 @@ from slime_core.errors import ConfigError, DataError
 from slime_core.store.schema import PLANES
 
 GIVEN_UP = ("experts", "media")
-"""Planes that no resume and no replay of training reads."""
+"""Planes that no resume reads: only rows whose training is in two checkpoints give them up. A
+replay reads experts with use_rollout_routing_replay, and refuses rows without them."""
 
 
 def checked(names: Sequence[str]) -> frozenset[str]:

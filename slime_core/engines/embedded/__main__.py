@@ -80,7 +80,7 @@ def _build(options: EngineOptions) -> Starlette:
         # With more threads a matrix product is split by its number of rows, and rounds by it.
         torch.set_num_threads(1)
     path, tokenizer_path = options.model_path, options.tokenizer_path or options.model_path
-    model = ServedModel(path, options.device, options.dtype, options.deterministic)
+    model = ServedModel(path, options.device, options.dtype, options.deterministic, options.routes)
     tokenizer = load_tokenizer(tokenizer_path)
     ends = end_token_ids(path, tokenizer_path, tokenizer)
     limits = Limits(options.max_running_requests, options.max_prefill_tokens, options.deterministic)
@@ -92,7 +92,7 @@ def _build(options: EngineOptions) -> Starlette:
             f"--context-length {context} is more than the model's {model.max_context} tokens"
         )
     frontend = Frontend(lambda report: EngineWorker(scheduler, report))
-    prompts = ModelLimits(model.vocab_size, context)
+    prompts = ModelLimits(model.vocab_size, context, options.routes)
     server = EngineServer(options, model.config, frontend, tokenizer, prompts)
     return server.app(WeightRoutes(frontend).routes())
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slime_core.engines.embedded.request import Request, TopList
+from slime_core.engines.embedded.routed import as_text
 from slime_core.engines.embedded.stopping import Decode, visible_text
 
 
@@ -34,6 +35,9 @@ def _meta(request: Request, count: int, done: bool) -> dict[str, Any]:
         "weight_version": request.weight_version,
         "num_retractions": request.retractions,
     }
+    if request.routes_from is not None and request.routes:
+        fed = len(request.prompt) + count - 1
+        meta["routed_experts"] = as_text(request.routes, request.routes_from, fed)
     if request.ask.wanted:
         meta.update(_log_probs(request, count))
     meta.update(

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from slime_core.engines.embedded.kv import DecodeCache, KVPool, LayerKV
+from slime_core.engines.embedded.routed import RouteTap
 from slime_core.engines.embedded.steady import steady
 from slime_core.errors import EngineError
 
@@ -35,12 +37,18 @@ class ServedModel:
     """
 
     def __init__(
-        self, path: str, device: str = "cpu", dtype: str = "auto", deterministic: bool = False
+        self,
+        path: str,
+        device: str = "cpu",
+        dtype: str = "auto",
+        deterministic: bool = False,
+        routes: bool = False,
     ) -> None:
         """Loads the model and checks that its logits are those of its output head.
 
         Args:
             deterministic: a row's results do not depend on the rows computed with it.
+            routes: what routers choose is kept for `routed`.
 
         Raises:
             EngineError: no such folder, a file is missing or damaged, weights are missing, or
@@ -52,6 +60,8 @@ class ServedModel:
         _align(self.module)
         if deterministic:
             steady(self.module)
+        layers = int(self.config.get("num_hidden_layers") or 0)
+        self._tap = RouteTap(self.module, layers) if routes else None
         self.vocab_size = int(self.module.get_output_embeddings().weight.shape[0])
         self.max_context = _max_context(self.module.config)
         self.body = self.module.base_model
@@ -112,6 +122,14 @@ class ServedModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits [..., vocab] of hidden states [..., hidden]."""
         return self.module.get_output_embeddings()(hidden).float()
+
+    def routed(self, rows: int, width: int) -> np.ndarray | None:
+        """int32 [rows, width, layers, k]: the experts of the last pass, if they are kept.
+
+        Args:
+            rows, width: of that pass (width 1 in a decode).
+        """
+        return None if self._tap is None else self._tap.last(rows, width)
 
     def _run(self, tokens: torch.Tensor, cache: Any, **options: Any) -> torch.Tensor:
         options[self._cache_name] = cache

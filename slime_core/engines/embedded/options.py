@@ -23,6 +23,7 @@ class EngineOptions:
             new prompts holds up the requests that already decode.
         context_length: prompt plus output, in tokens; the model's own limit when None.
         deterministic: a request's tokens and log-probs do not depend on what else runs.
+        routes: requests may ask for the experts that each token went to.
         parent_pid: the engine ends when this process ends; 0 for nobody.
     """
 
@@ -36,6 +37,7 @@ class EngineOptions:
     max_prefill_tokens: int = 1024
     context_length: int | None = None
     deterministic: bool = False
+    routes: bool = False
     device: str = "cpu"
     dtype: str = "auto"
     weight_version: str = "default"
@@ -64,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-prefill-tokens", type=_positive, default=1024)
     parser.add_argument("--context-length", type=_positive)
     parser.add_argument("--enable-deterministic-inference", action="store_true")
+    parser.add_argument("--enable-return-routed-experts", action="store_true")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--weight-version", default="default")
@@ -79,6 +82,7 @@ def parse_options(argv: list[str] | None = None) -> EngineOptions:
     parsed = build_parser().parse_args(argv)
     values = vars(parsed)
     values["deterministic"] = values.pop("enable_deterministic_inference")
+    values["routes"] = values.pop("enable_return_routed_experts")
     if values["random_seed"] is None:
         values["random_seed"] = (
             DETERMINISTIC_SEED if values["deterministic"] else secrets.randbits(32)

@@ -19,10 +19,11 @@ MAX_TOP_LOGPROBS = 1000
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a prompt is checked against."""
+    """What a request is checked against. `routes`: experts of tokens are kept."""
 
     vocab_size: int
     context_length: int
+    routes: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def parse_generate(
     rids = _rids(body.get("rid"), count, batched)
     asks = [_ask(*values) for values in zip(*_ask_fields(body, count, batched), strict=True)]
     stream = _boolean(body.get("stream"), "stream")
+    routes_from = _routes_from(body, limits, min(map(len, prompts)))
     requests = []
     for prompt, param, rid, ask in zip(prompts, params, rids, asks, strict=True):
         limit = _limit(prompt, param, limits)
@@ -83,6 +85,7 @@ def parse_generate(
                     limit=limit,
                     ask=ask,
                     stream=stream,
+                    routes_from=routes_from,
                 )
             )
     for request in requests:
@@ -175,6 +178,24 @@ def _ask(wanted: Any, start: Any, top: Any, token_ids: Any) -> LogProbAsk:
     if not isinstance(ids, (list, tuple)) or not all(type(i) is int and i >= 0 for i in ids):
         raise RefusedRequestError(f"token_ids_logprob must be a list of token ids, got {ids!r}")
     return LogProbAsk(True, start, top, tuple(ids))
+
+
+def _routes_from(body: dict[str, Any], limits: ModelLimits, shortest: int) -> int | None:
+    """First token whose experts are wanted, None for none."""
+    if not _boolean(body.get("return_routed_experts"), "return_routed_experts"):
+        return None
+    if not limits.routes:
+        raise RefusedRequestError(
+            "return_routed_experts needs an engine that was started with "
+            "--enable-return-routed-experts"
+        )
+    start = body.get("routed_experts_start_len") or 0
+    if type(start) is not int or not 0 <= start <= shortest:
+        raise RefusedRequestError(
+            f"routed_experts_start_len must be from 0 to {shortest}, the length of the prompt, "
+            f"got {start!r}"
+        )
+    return start
 
 
 def _check_ask(request: Request, limits: ModelLimits) -> None:

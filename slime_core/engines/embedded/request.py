@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from slime_core.engines.embedded.sampling_params import SamplingParams
 
 TopList = list[tuple[float, int]]
@@ -42,6 +44,9 @@ class Request:
             before top-k, top-p and min-p (what SGLang 0.5 returns).
         finish: SGLang's finish_reason object once ended.
         weight_version: the engine's version when the request ended.
+        routes_from: first token whose experts are wanted; None for none.
+        routes: experts of all tokens that were fed, int32 [tokens, layers, k] in pieces; nothing
+            where they are not wanted.
     """
 
     rid: str
@@ -60,6 +65,8 @@ class Request:
     input_ids_logprobs: list[list[float]] = field(default_factory=list)
     finish: dict[str, Any] | None = None
     weight_version: str = ""
+    routes_from: int | None = None
+    routes: list[np.ndarray] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0
     arrived_s: float = field(default_factory=time.perf_counter)

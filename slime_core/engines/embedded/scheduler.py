@@ -134,8 +134,12 @@ class Scheduler:
         width = width_class(longest, SMALLEST_PREFILL) if deterministic else longest
         spare = max(0, self._min_rows - len(prompts))
         hidden, layers = self.model.prefill(prompts + prompts[:1] * spare, width)
+        routed = self.model.routed(max(len(prompts), self._min_rows), width)
         row_of = {tuple(prompt): row for row, prompt in enumerate(prompts)}
         rows = [row_of[tuple(request.tokens)] for request in wave]
+        for request, row in zip(wave, rows, strict=True):
+            if request.routes_from is not None and routed is not None:
+                request.routes = [routed[row, : len(prompts[row])]]
         last = torch.tensor([len(prompts[row]) - 1 for row in rows], device=hidden.device)
         index = torch.tensor(rows, device=hidden.device)
         self._score_prompts(wave, rows, hidden)
@@ -210,6 +214,10 @@ class Scheduler:
                 pool.widen(width)
         logits = self.model.logits(self.model.decode(pool, width))
         requests = list(pool.requests)
+        routed = self.model.routed(pool.rows, 1)
+        for row, request in enumerate(requests):
+            if request.routes_from is not None and routed is not None:
+                request.routes.append(routed[row])
         self._take_tokens(requests, draw(logits[: len(requests)], requests, self.stops.end_ids))
         pool.remove({i for i, request in enumerate(requests) if request.finish is not None})
         return requests

@@ -1,4 +1,4 @@
-"""Routes of the pass for old log-probs, taken again in the training steps.
+"""Routes of the pass for old log-probs, or the engine's, taken again in the training steps.
 
 A function of the user's changes the routers between the two, so that a choice made anew is another.
 """
@@ -6,6 +6,7 @@ A function of the user's changes the routers between the two, so that a choice m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,9 +75,12 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return models.save_random_model(folder, "qwen3_moe", False, num_hidden_layers=4)
 
 
-def settings_of(model: str, hook: str, replay: bool, **changes: Any) -> dict[str, Any]:
+def settings_of(
+    model: str, hook: str, replay: bool, engine: bool = False, **changes: Any
+) -> dict[str, Any]:
     algorithm = AlgorithmSettings(
         use_routing_replay=replay,
+        use_rollout_routing_replay=engine,
         old_log_probs="auto" if replay else "recompute",
         custom_megatron_before_train_step_hook_path=(
             f"{Path(__file__).parent / 'hooks_given.py'}:{hook}"
@@ -127,48 +131,79 @@ def test_two_ranks_take_the_recorded_routes_of_all_their_tokens(
     assert abs(kl[False]) > 1e-2, "or the routers were not changed"
 
 
-def forced_loss(folder: str, batch: TrainBatch) -> dict[bool, float]:
-    """The clipped loss after experts have changed their names, by plain torch, one row at a time:
-    with the routes taken before that (True), and with new ones."""
-    model = models.load_model(folder).double()
-    gates = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
-    routes: list[torch.Tensor] = []
-    kept: list[torch.Tensor] = []
+class PlainRoutes:
+    """The model in plain torch, one row at a time, with routes of its own or with given ones."""
 
-    def record(_: Any, __: Any, out: Any) -> None:
-        routes.append(out[2])
+    def __init__(self, folder: str, batch: TrainBatch) -> None:
+        self.model = models.load_model(folder).double()
+        self.gates = [
+            gate for name, gate in self.model.named_modules() if name.endswith("mlp.gate")
+        ]
+        self.batch = batch
 
-    def force(_: Any, __: Any, out: Any) -> Any:
-        chosen = kept.pop(0)
-        scores = out[0].gather(1, chosen).softmax(-1)
-        return out[0], scores, chosen
-
-    def all_log_probs(hook: Any) -> list[torch.Tensor]:
-        handles = [gate.register_forward_hook(hook) for gate in gates] if hook else []
+    def rolled(self, by: int) -> PlainRoutes:
+        """Each expert gets the logit of the one `by` before it."""
         with torch.no_grad():
-            found = [models.token_log_probs(model, batch, row) for row in range(batch.num_rows)]
+            for gate in self.gates:
+                gate.weight.copy_(gate.weight.roll(by, 0))
+        return self
+
+    def own(self) -> list[torch.Tensor]:
+        """[tokens of the row, k] row by row, and layer by layer in each."""
+        routes: list[torch.Tensor] = []
+        self.log_probs(lambda _, __, out: routes.append(out[2]))
+        return routes
+
+    def log_probs(self, hook: Any = None) -> list[torch.Tensor]:
+        handles = [gate.register_forward_hook(hook) for gate in self.gates] if hook else []
+        with torch.no_grad():
+            rows = range(self.batch.num_rows)
+            found = [models.token_log_probs(self.model, self.batch, row) for row in rows]
         for handle in handles:
             handle.remove()
         return found
 
-    old = all_log_probs(record)
-    with torch.no_grad():
-        for gate in gates:
-            gate.weight.copy_(gate.weight.roll(1, 0))
-    kept = list(routes)
-    now = {True: all_log_probs(force), False: all_log_probs(None)}
-    assert not kept
-    losses = {}
-    rollouts = len(set(batch.rollout_ids.tolist()))
-    for replay, rows in now.items():
-        total = 0.0
-        for row, (new, before) in enumerate(zip(rows, old, strict=True)):
+    def forced(self, routes: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Log-probs where tokens go where they are sent."""
+        left = list(routes)
+
+        def force(_: Any, __: Any, out: Any) -> Any:
+            chosen = left.pop(0)
+            return out[0], out[0].gather(1, chosen).softmax(-1), chosen
+
+        found = self.log_probs(force)
+        assert not left
+        return found
+
+    def loss(self, old: list[torch.Tensor], now: list[torch.Tensor]) -> float:
+        """The clipped loss."""
+        batch, total = self.batch, 0.0
+        for row, (new, before) in enumerate(zip(now, old, strict=True)):
             keep = torch.from_numpy(batch.loss_mask[batch.row_response(row)]).bool()
             ratio, reward = (new - before).exp()[keep], batch.rewards[row]
             values = torch.maximum(-ratio * reward, -ratio.clamp(0.8, 1.2) * reward)
-            total += values.sum().item() / max(batch.denominators[row], 1) / rollouts
-        losses[replay] = total
-    return losses
+            total += values.sum().item() / max(batch.denominators[row], 1)
+        return total / len(set(batch.rollout_ids.tolist()))
+
+    def as_of_engine(self, routes: list[torch.Tensor]) -> TrainBatch:
+        """The batch with these routes as an engine tells them: not of a row's last token."""
+        layers = len(self.gates)
+        rows = [torch.stack(routes[at : at + layers], 1) for at in range(0, len(routes), layers)]
+        told = tuple(row[:-1].numpy().astype(np.uint8) for row in rows)
+        return replace(self.batch, routes=told)
+
+
+def forced_loss(folder: str, batch: TrainBatch) -> dict[bool, float]:
+    """The loss after experts have changed their names: with the routes taken before that (True),
+    and with new ones."""
+    plain = PlainRoutes(folder, batch)
+    routes = plain.own()
+    old = plain.log_probs()
+    plain.rolled(1)
+    return {
+        True: plain.loss(old, plain.forced(routes)),
+        False: plain.loss(old, plain.log_probs()),
+    }
 
 
 def test_the_loss_is_that_of_plain_torch_with_routes_forced(
@@ -234,3 +269,46 @@ def test_two_ranks_that_pack_otherwise_and_recompute_train_like_one(
     cut["megatron"] = RECOMPUTED | cut.get("megatron", {})
     found = in_ranks(jobs.train_on_rank, cut, batches)
     assert_same_numbers(steps_of(found[0]), alone)
+
+
+def of_another_router(folder: str) -> tuple[TrainBatch, float]:
+    """A batch with the routes of an engine whose router is another one, and the loss of a step in
+    which both passes take them and the trainer's own router has changed in between."""
+    plain = PlainRoutes(folder, models.random_batch(models.VOCAB, rows=21))
+    own = plain.log_probs()
+    routes = plain.rolled(2).own()
+    old = plain.rolled(-2).forced(routes)
+    assert max((a - b).abs().max() for a, b in zip(own, old, strict=True)) > 1e-2
+    plain.rolled(1)
+    batch = plain.as_of_engine(routes)
+    want = plain.loss(old, plain.forced(routes))
+    assert abs(want - plain.loss(old, plain.log_probs())) > 1e-2
+    return batch, want
+
+
+def test_all_passes_of_the_policy_take_the_routes_of_the_engine(
+    model: str, other_model: str, in_trainer: Callable[..., Any]
+) -> None:
+    batch, want = of_another_router(other_model)
+    settings = settings_of(other_model, "experts_change_names", False, engine=True)
+    (step,) = steps_of(in_trainer(jobs.train, settings, [batch]))
+    assert step["loss"] == pytest.approx(want, rel=1e-5, abs=1e-6)
+    assert step["engine_routes"] == 1 - batch.num_rows / len(batch.tokens)
+
+    plain = PlainRoutes(model, models.random_batch(models.VOCAB))
+    settings = settings_of(model, "others_become_wanted", False, engine=True)
+    (step,) = steps_of(in_trainer(jobs.train, settings, [plain.as_of_engine(plain.own())]))
+    assert step["ppo_kl"] == 0.0, "the trainer's own routes, told by the engine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["ep2", "cp2", "tp2-sp", "pp2-vpp2"])
+def test_two_ranks_take_the_routes_of_the_engine(
+    layout: str, other_model: str, in_ranks: Callable[..., list[Any]]
+) -> None:
+    batch, want = of_another_router(other_model)
+    settings = settings_of(other_model, "experts_change_names", False, engine=True) | CUT[layout]
+    settings |= {"log_probs_max_tokens_per_gpu": 33, "megatron": RECOMPUTED}
+    found = [steps_of(one) for one in in_ranks(jobs.train_on_rank, settings, [batch])]
+    assert found[0] == found[1]
+    assert found[0][0]["loss"] == pytest.approx(want, rel=1e-5, abs=1e-6)

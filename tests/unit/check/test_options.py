@@ -133,13 +133,14 @@ def test_a_dense_model_has_no_experts_to_deal():
     assert "expert_model_parallel_size 2: a qwen3 model has no experts, so use 1" in found
 
 
-def test_a_dense_model_has_no_routes_to_replay():
+@pytest.mark.parametrize("flag", ["use_routing_replay", "use_rollout_routing_replay"])
+def test_a_dense_model_has_no_routes_to_replay(flag):
     folder = str(QUICKSTART.with_suffix("") / "model")
     findings = Findings()
-    config = small(hf_checkpoint=folder, device="cpu", use_routing_replay=True)
+    config = small(hf_checkpoint=folder, device="cpu", **{flag: True})
     check_megatron(config, "cpu", read_shape(folder), findings)
     (found,) = findings.problems
-    assert "use_routing_replay: a qwen3 model has no experts, so leave it out" in found
+    assert f"{flag}: a qwen3 model has no experts, so leave it out" in found
 
 
 def test_a_model_that_cannot_be_cut_for_its_ranks_is_told_before_a_start():

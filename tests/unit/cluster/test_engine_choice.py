@@ -7,6 +7,7 @@ import pytest
 
 from slime_core.cluster.engine_choice import engine_options, resolve_engine
 from slime_core.config.loading import load_config
+from slime_core.engines.launcher import embedded_command, sglang_command
 from slime_core.errors import ConfigError
 
 
@@ -53,6 +54,15 @@ def test_sglang_leaves_memory_to_the_trainer_unless_told_otherwise():
         "device": "cuda",
         "dtype": "float32",
     }
+
+
+@pytest.mark.parametrize("kind", ["embedded", "sglang"])
+def test_engines_keep_routes_where_they_are_replayed(kind):
+    replayed = config(use_rollout_routing_replay=True)
+    options = engine_options(replayed, kind, "cuda", "bfloat16")
+    assert options["enable_return_routed_experts"] is True
+    commands = {"embedded": embedded_command, "sglang": sglang_command}
+    assert "--enable-return-routed-experts" in commands[kind]("/m", 31000, options)
 
 
 def test_float32_on_cuda_needs_sglangs_deterministic_mode():

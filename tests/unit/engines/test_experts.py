@@ -1,13 +1,21 @@
 """A model with experts in the embedded engine: transformers' numbers, and names of weights."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from slime_core.engines.embedded.answers import answer
 from slime_core.engines.embedded.errors import RefusedWeightsError
 from slime_core.engines.embedded.model import ServedModel
+from slime_core.engines.embedded.scheduler import Limits, Scheduler
+from slime_core.engines.embedded.stopping import StopRules
 from slime_core.engines.embedded.weights import load_from_disk, load_from_tensors, places
+from slime_core.errors import EngineError
+from slime_core.sample import Sample
 from tests.integration.megatron.models import save_random_model
 
 VOCAB = 150
@@ -56,6 +64,67 @@ def test_a_row_has_the_same_bits_in_every_crowd(folders):
     crowd = logits(served, rows)
     for at in (0, 17, 39):
         assert torch.equal(logits(served, [rows[at]] * 8)[0], crowd[at])
+
+
+class Routers:
+    """What plain transformers chooses for a sequence, [tokens, layers, k]."""
+
+    def __init__(self, folder: str) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, experts_implementation="eager"
+        )
+        self.found: list[torch.Tensor] = []
+        for name, gate in self.model.named_modules():
+            if name.endswith("mlp.gate"):
+                gate.register_forward_hook(lambda _, __, out: self.found.append(out[2]))
+
+    @torch.no_grad()
+    def of(self, tokens: list[int]) -> np.ndarray:
+        self.found.clear()
+        self.model(torch.tensor([tokens]))
+        return torch.stack(self.found, 1).numpy()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_answers_tell_the_experts_of_all_tokens_but_the_last(
+    folders, deterministic, new_request, tokenizer
+):
+    """Of prompts that share a prefill, sampled tokens, and rows that start again."""
+    served = ServedModel(folders[0], deterministic=deterministic, routes=True)
+    scheduler = Scheduler(
+        served, StopRules(frozenset(), tokenizer.decode), Limits(deterministic=deterministic)
+    )
+    prompts = random_rows(3)
+    requests = [new_request(one, limit=6) for one in (*prompts, prompts[0])]
+    for start, request in zip((0, 2, None, 5), requests, strict=True):
+        request.routes_from = start
+    scheduler.submit(requests)
+    for _ in range(3):
+        scheduler.step()
+    scheduler.retract()
+    while not scheduler.idle:
+        scheduler.step()
+    plain = Routers(folders[0])
+    for request in requests:
+        meta = answer(request, len(request.output), tokenizer.decode)["meta_info"]
+        if request.routes_from is None:
+            assert "routed_experts" not in meta and not request.routes
+            continue
+        sample = Sample(tokens=request.prompt)
+        if request.routes_from:
+            sample.rollout_routed_experts = plain.of(request.prompt)[: request.routes_from]
+        sample.append_response_tokens(
+            SimpleNamespace(num_layers=3, moe_router_topk=2), tokens=request.output,
+            log_probs=request.log_probs,
+            meta_info=meta | {"routed_experts_start_len": request.routes_from},
+        )  # fmt: skip
+        assert len(request.output) == 6
+        assert (sample.rollout_routed_experts == plain.of(request.tokens)[:-1]).all()
+
+
+def test_a_model_without_experts_has_no_routes(model_path):
+    with pytest.raises(EngineError, match=r"Qwen3ForCausalLM has no routers .* leave the option"):
+        ServedModel(str(model_path), routes=True)
 
 
 @pytest.mark.parametrize("route", ["disk", "tensors"])

@@ -72,7 +72,7 @@ def test_embedded_command_is_understood_by_the_engine():
 def test_every_embedded_option_is_a_flag_of_the_engine():
     values = {"enable_deterministic_inference": True, "device": "cpu", "dtype": "float32"}
     values |= {"log_level": "error", "tokenizer_path": "/t", "served_model_name": "x"}
-    values |= {"weight_version": "v"}
+    values |= {"weight_version": "v", "enable_return_routed_experts": True}
     options = {name: values.get(name, 5) for name in EMBEDDED_OPTIONS}
     parse_options(embedded_command("/m", 31000, options)[3:])
 

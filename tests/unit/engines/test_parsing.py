@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -136,6 +137,22 @@ def test_refusals(body, says):
         parse(**body)
     assert says in str(caught.value)
     assert caught.value.status == 400
+
+
+def test_routes_are_told_by_an_engine_that_keeps_them():
+    def routes_from(**body) -> int | None:
+        limits = replace(LIMITS, routes=True)
+        call = parse_generate({"input_ids": [[1, 2], [3]], **body}, limits, list, lambda: 0)
+        (found,) = {request.routes_from for request in call.requests}
+        return found
+
+    assert routes_from() is None
+    assert routes_from(return_routed_experts=True) == 0
+    assert routes_from(return_routed_experts=True, routed_experts_start_len=1) == 1
+    with pytest.raises(RefusedRequestError, match="from 0 to 1, the length of the prompt, got 2"):
+        routes_from(return_routed_experts=True, routed_experts_start_len=2)
+    with pytest.raises(RefusedRequestError, match="with --enable-return-routed-experts"):
+        parse(input_ids=[1], return_routed_experts=True)
 
 
 @pytest.mark.parametrize("body", [None, 5, "x", [], [1, 2]])

@@ -52,6 +52,25 @@ def test_columns_are_those_of_the_samples_in_batch_order(backend, tmp_path):
     assert loaded.truncated.tolist() == [0] * len(samples)
 
 
+@pytest.mark.parametrize("experts", [4, 300])
+def test_routes_of_the_engine_are_views_of_the_stored_ones(backend, tmp_path, experts):
+    groups, rng = [group_rows(g) for g in (1, 2)], np.random.default_rng(0)
+    want = []
+    for at, sample in enumerate(s for group in groups for s in group.samples):
+        routes = rng.integers(0, experts, (len(sample.tokens) - 1, 3, 2)).astype(np.int32)
+        sample.rollout_routed_experts = None if at == 1 else routes
+        want.append(sample.rollout_routed_experts)
+    loaded = load_train_batch(backend, stored(backend, groups), NodeCache(backend, tmp_path / "c"))
+    assert len(loaded.routes) == loaded.num_rows
+    for found, own in zip(loaded.routes, want, strict=True):
+        assert (found is None) == (own is None)
+        if found is not None:
+            assert (found == own).all() and not found.flags.owndata
+            assert found.dtype == (np.uint8 if experts == 4 else np.uint16)
+    fresh = MemoryBackend()
+    assert load_train_batch(fresh, stored(fresh, [group_rows(3)])).routes == ()
+
+
 def test_removed_maskless_and_truncated_rows(backend):
     group = group_rows(0)
     removed, bare, cut, _ = group.samples
