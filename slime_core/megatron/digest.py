@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import xxhash
 
+from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
 from slime_core.megatron.chunks import Chunks, bound_entries, named_parameters, own_names
 from slime_core.megatron.export import named_hf_tensors
@@ -19,6 +22,9 @@ def weights_digest(chunks: Chunks, shape: ModelShape, role: str = "actor") -> st
 
     Data-parallel replicas hold the same weights, so only the first counts; other parallel sizes
     give another digest, like they give other bits.
+
+    Raises:
+        TrainerError: a weight is NaN or Inf; on all ranks.
     """
     parameters = named_parameters(chunks)
     own = own_names(chunks)
@@ -33,11 +39,29 @@ def weights_digest(chunks: Chunks, shape: ModelShape, role: str = "actor") -> st
         else:
             hasher.update(tensor_bytes(parameter))
     mine = [(parallel.replica_rank(expert=e), hashers[e].hexdigest()) for e in hashers]
-    shards = [shard for shards in parallel.gather_objects(mine) for shard in shards]
+    gathered = parallel.gather_objects((mine, _not_finite(parameters)))
+    if broken := sorted({name for _, names in gathered for name in names}):
+        raise TrainerError(
+            f"{len(broken)} of the {role}'s weights hold NaN or Inf, such as {broken[0]}: nothing "
+            "was recorded of them, and the last checkpoint is sound. Gradients were finite, so "
+            "look at the learning rate, and at functions of your own that write to weights"
+        )
+    shards = [shard for shards, _ in gathered for shard in shards]
     counted = [digest for rank, digest in shards if rank == 0]
     if len(counted) == 1:
         return f"{role}:{counted[0]}"
     return f"{role}:{xxhash.xxh3_64_hexdigest(''.join(counted).encode())}"
+
+
+@torch.no_grad()
+def _not_finite(parameters: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of tensors with a NaN or an Inf: both reach a tensor's least or largest value."""
+    names = [name for name, tensor in parameters.items() if tensor.numel()]
+    if not names:
+        return []
+    ends = [torch.stack(torch.aminmax(parameters[name])).double() for name in names]
+    sound = torch.stack(ends).isfinite().all(1).tolist()
+    return [name for name, finite in zip(names, sound, strict=True) if not finite]
 
 
 @torch.no_grad()

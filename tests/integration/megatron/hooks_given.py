@@ -139,3 +139,19 @@ def experts_change_names(args: Any, rollout_id: int, step_id: int, model: Any, *
     with torch.no_grad():
         for weight in _routers(model):
             weight.copy_(weight.roll(1, 0))
+
+
+def spoils_a_weight_with_nan(args: Any, rollout_id: int, step_id: int, model: Any, *_: Any) -> None:
+    del args, rollout_id, step_id
+    _spoil(model, float("nan"))
+
+
+def spoils_a_weight_with_inf(args: Any, rollout_id: int, step_id: int, model: Any, *_: Any) -> None:
+    del args, rollout_id, step_id
+    _spoil(model, float("-inf"))
+
+
+def _spoil(model: Any, number: float) -> None:
+    with torch.no_grad():
+        [last] = [p for n, p in model[0].named_parameters() if "1.mlp.linear_fc2" in n]
+        last[-1, -1] = number

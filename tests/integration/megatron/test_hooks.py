@@ -224,6 +224,16 @@ def test_a_function_that_does_not_fit_is_named(
         steps(batch, **{flag: hook(name)}, **more)
 
 
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_weights_that_a_function_spoils_are_not_recorded(
+    batch: TrainBatch, steps: Callable[..., list[dict[str, Any]]], number: str
+) -> None:
+    """The loss is not finite either, but a skipped step leaves the weights as they are."""
+    path = hook(f"spoils_a_weight_with_{number}")
+    with pytest.raises(TrainerError, match=r"1 of the actor's weights hold NaN or Inf, such as de"):
+        steps(batch, custom_megatron_before_train_step_hook_path=path)
+
+
 @pytest.mark.parametrize("per_token", [False, True])
 def test_the_supervised_loss_is_minus_the_mean_log_prob(
     model: str,
