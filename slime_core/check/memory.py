@@ -30,18 +30,28 @@ class TrainerMemory:
     """Bytes of the rank that holds most, without what libraries take for themselves.
 
     Attributes:
-        states_bytes: weights, float32 gradients and optimizer states.
+        states_bytes: weights, float32 gradients and those optimizer states that a GPU's host does
+            not keep (optimizer_cpu_offload).
+        update_bytes: float32 masters that the host keeps; they come for the length of an update.
         activations_bytes: of the micro-batches whose backward pass is to come.
         logits_bytes: as if each token was trained.
     """
 
     states_bytes: int
+    update_bytes: int
     activations_bytes: int
     logits_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        return self.states_bytes + self.activations_bytes + self.logits_bytes
+        passes = self.activations_bytes + self.logits_bytes
+        return self.states_bytes + max(passes, self.update_bytes)
+
+
+def share_on_host(settings: TrainerSettings) -> float:
+    """Of optimizer states, which a GPU has no room to keep for. A CPU's memory is the host's."""
+    away = settings.optimizer_cpu_offload and settings.device == "cuda"
+    return settings.optimizer_offload_fraction if away else 0.0
 
 
 def trainer_memory(settings: TrainerSettings, shape: ModelShape, tokens: int) -> TrainerMemory:
@@ -52,13 +62,14 @@ def trainer_memory(settings: TrainerSettings, shape: ModelShape, tokens: int) ->
         tokens: of a micro-batch.
     """
     return TrainerMemory(
-        _states(settings, shape),
+        *_states(settings, shape),
         _activations(settings, shape, tokens),
         _logits(settings, shape, tokens),
     )
 
 
-def _states(settings: TrainerSettings, shape: ModelShape) -> int:
+def _states(settings: TrainerSettings, shape: ModelShape) -> tuple[int, int]:
+    """(states_bytes, update_bytes) of TrainerMemory."""
     entries = bind(shape)
     names = [entry.megatron for entry in entries]
     chosen = trained_names(
@@ -66,9 +77,10 @@ def _states(settings: TrainerSettings, shape: ModelShape) -> int:
     )
     weight = DTYPE_BYTES[settings.dtype]
     # Adam's moments, and float32 masters in bf16, lie in parts on the data-parallel ranks.
-    shared = 8 + (4 if settings.dtype == "bfloat16" else 0)
+    masters, away = (4 if settings.dtype == "bfloat16" else 0), share_on_host(settings)
+    shared = (8 + masters) * (1 - away)
     stages = settings.pipeline_model_parallel_size
-    total = 0.0
+    total, visiting = 0.0, 0.0
     for experts in (False, True):
         sizes = {
             entry.megatron: sum(math.prod(size) for size in entry.hf_shapes)
@@ -79,7 +91,8 @@ def _states(settings: TrainerSettings, shape: ModelShape) -> int:
         cut = settings.expert_cut if experts else settings.tensor_model_parallel_size
         copies = settings.world_size // (stages * cut) if experts else settings.data_parallel_size
         total += (sum(sizes.values()) * weight + trained * (4 + shared / copies)) / (stages * cut)
-    return int(total)
+        visiting += trained * away * masters / copies / (stages * cut)
+    return int(total), int(visiting)
 
 
 def _activations(settings: TrainerSettings, shape: ModelShape, tokens: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_core.check.memory import DTYPE_BYTES, trainer_memory
+from slime_core.check.memory import DTYPE_BYTES, share_on_host, trainer_memory
 from slime_core.check.model import parameters
 from slime_core.cluster.device import Device
 from slime_core.cluster.engine_choice import EngineKind
@@ -14,7 +14,7 @@ from slime_core.config.tree import RunConfig
 from slime_core.evaluation.resolve import eval_schedule
 from slime_core.megatron.arguments import resolve
 from slime_core.megatron.declared import declared_fields
-from slime_core.megatron.settings import LOGITS_AT_ONCE
+from slime_core.megatron.settings import LOGITS_AT_ONCE, TrainerSettings
 from slime_core.weights.tables import ModelShape, expert_parameters
 
 FLOAT32_BYTES = 4
@@ -60,12 +60,13 @@ def _memory(
 ) -> dict[str, Any]:
     dtype = training_dtype(config, shape.dtype)
     size = parameters(shape)
+    settings = _resolved(config, device, shape)
     kv_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * DTYPE_BYTES[dtype]
     found = {
         "training_dtype": dtype,
         "parameters": size,
-        **_trainer_memory(config, shape, size),
-        "policy_peak_bytes_a_rank": _policy_peak(config, device, shape),
+        **_trainer_memory(config, shape, size, share_on_host(settings)),
+        "policy_peak_bytes_a_rank": _policy_peak(config, settings, shape),
         "engine_weight_bytes": size * DTYPE_BYTES[dtype],
         "kv_cache_bytes_a_token": kv_token,
     }
@@ -76,14 +77,21 @@ def _memory(
     return found
 
 
-def _trainer_memory(config: RunConfig, shape: ModelShape, size: int) -> dict[str, int]:
-    """Of all ranks together, of one, and of the logits that a rank holds at once."""
+def _trainer_memory(config: RunConfig, shape: ModelShape, size: int, away: float) -> dict[str, int]:
+    """Of all ranks together, of one, and of the logits that a rank holds at once.
+
+    Args:
+        size: parameters.
+        away: share of optimizer states that hosts of GPUs keep.
+    """
     dtype, algorithm = training_dtype(config, shape.dtype), config.algorithm
     frozen = bool(algorithm.use_kl_loss or algorithm.kl_coef > 0) + bool(algorithm.use_opd)
     frozen += algorithm.keep_old_actor
     trained = 1 + (algorithm.advantage_estimator == "ppo")
     held = size * (trained * (DTYPE_BYTES[dtype] + FLOAT32_BYTES) + frozen * DTYPE_BYTES[dtype])
-    shared = size * trained * OPTIMIZER_BYTES[dtype]
+    states = size * trained * OPTIMIZER_BYTES[dtype]
+    on_host = int(states * away)
+    shared = states - on_host
     layout = {option_name(name): value for name, value in layout_of(config.megatron).items()}
     tensor = layout.get("tensor_model_parallel_size", 1)
     stages = layout.get("pipeline_model_parallel_size", 1)
@@ -101,14 +109,19 @@ def _trainer_memory(config: RunConfig, shape: ModelShape, size: int) -> dict[str
     return {
         "trainer_bytes": held + shared,
         "trainer_bytes_a_rank": int(held * held_share) + shared // max(stages * tensor, ranks),
+        **({"optimizer_bytes_on_host": on_host} if on_host else {}),
         "log_prob_bytes_a_rank": LOGITS_COPIES * FLOAT32_BYTES * positions * vocabulary,
     }
 
 
-def _policy_peak(config: RunConfig, device: Device, shape: ModelShape) -> int:
-    """States, activations and logits of a rank that trains the policy."""
+def _resolved(config: RunConfig, device: Device, shape: ModelShape) -> TrainerSettings:
+    """What a rank will be told; layout and states' place stand in `megatron` until then."""
     given = trainer_settings(config, device, 0, 1)
-    settings = resolve(given, shape, declared_fields()).settings  # the layout stands in `megatron`
+    return resolve(given, shape, declared_fields()).settings
+
+
+def _policy_peak(config: RunConfig, settings: TrainerSettings, shape: ModelShape) -> int:
+    """States, activations and logits of a rank that trains the policy."""
     train = config.train
     if train.max_tokens_per_gpu:  # each context-parallel rank holds as many of a pack
         tokens = train.max_tokens_per_gpu * settings.context_parallel_size

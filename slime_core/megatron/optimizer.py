@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,7 +23,9 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from slime_core.errors import ConfigError
 from slime_core.megatron.arguments import ResolvedOptions
+from slime_core.megatron.host_adam import HostAdam
 from slime_core.megatron.model import DTYPES, PolicyModel
 from slime_core.megatron.settings import TrainerSettings
 
@@ -75,6 +78,8 @@ def build_train_state(
         waits: list[Any] = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = waits if len(waits) > 1 else waits[0]  # type: ignore[assignment]
     optimizer = get_megatron_optimizer(_optimizer_config(settings, options), list(chunks))
+    if settings.optimizer_cpu_offload:
+        _keep_on_host(optimizer, next(models[0].parameters()).device, settings)
     return TrainState(chunks, optimizer, _scheduler(optimizer, settings))
 
 
@@ -94,6 +99,28 @@ def _optimizer_config(settings: TrainerSettings, options: ResolvedOptions) -> Op
         "use_distributed_optimizer": True,
     }
     return OptimizerConfig(**(fields | options.optimizer))
+
+
+def _keep_on_host(
+    optimizer: MegatronOptimizer, device: torch.device, settings: TrainerSettings
+) -> None:
+    """Puts a HostAdam into each optimizer of the chain.
+
+    Raises:
+        ConfigError: Adam is not torch's own.
+    """
+    for member in members(optimizer):
+        adam: Any = member.optimizer
+        if adam is None:  # this rank has none of its parameters
+            continue
+        if not isinstance(adam, torch.optim.Adam):
+            raise ConfigError(
+                f"optimizer_cpu_offload needs torch's AdamW, but {type(adam).__module__} is "
+                "installed and gives Megatron another: leave the option out, or uninstall that"
+            )
+        groups: list[list[torch.Tensor]] = cast(Any, member).shard_fp32_from_float16_groups
+        masters = [master for group in groups for master in group]
+        member.optimizer = HostAdam(adam, masters, device, settings.optimizer_offload_fraction)
 
 
 def _scheduler(optimizer: MegatronOptimizer, settings: TrainerSettings) -> OptimizerParamScheduler:
@@ -136,12 +163,20 @@ def members(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     return [optimizer]
 
 
+def _on_host(state: TrainState) -> list[HostAdam]:
+    found = (member.optimizer for member in members(state.optimizer))
+    return [adam for adam in found if isinstance(adam, HostAdam)]
+
+
 def read_gradients(state: TrainState) -> tuple[bool, float]:
     """Whether all gradients on all ranks are finite, and their norm before clipping.
 
     The norm is global, so all ranks decide alike.
     """
-    found_inf = state.optimizer.prepare_grads()
+    with ExitStack() as stack:
+        for adam in _on_host(state):
+            stack.enter_context(adam.taking_gradients())
+        found_inf = state.optimizer.prepare_grads()
     norm = state.optimizer.get_grad_norm()
     grad_norm = float(norm) if norm is not None else 0.0
     return not found_inf and math.isfinite(grad_norm), grad_norm
@@ -158,5 +193,8 @@ def take_step(state: TrainState, grad_norm: float) -> None:
                 total_norm=grad_norm,
                 use_decoupled_grad=member.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
             )
-    state.optimizer.step_with_ready_grads()
+    with ExitStack() as stack:
+        for adam in _on_host(state):
+            stack.enter_context(adam.masters_on_device())
+        state.optimizer.step_with_ready_grads()
     state.scheduler.step(1)

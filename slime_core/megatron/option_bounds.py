@@ -48,6 +48,7 @@ def check_bounds(given: str, name: str, value: Any) -> None:
         "at least 0": name not in AT_LEAST_ZERO or value >= 0,
         "from 0 to below 1": name not in BELOW_ONE or 0 <= value < 1,
         "above 0": name != "adam_eps" or value > 0,
+        "above 0 and at most 1": name != "optimizer_offload_fraction" or 0 < value <= 1,
     }
     for words, holds in bounds.items():
         if not holds:

@@ -95,6 +95,8 @@ WITHOUT_EFFECT = frozenset(
         "moe_grouped_gemm",
         "moe_permute_fusion",
         "moe_router_fusion",
+        "overlap_cpu_optimizer_d2h_h2d",  # the same numbers in another order of copies
+        "use_precision_aware_optimizer",  # states are float32, its own default; others are refused
     }
 )
 # Options with a place of their own in the configuration tree.
@@ -126,6 +128,8 @@ SETTINGS = frozenset(
         "lr_wsd_decay_style",
         "make_vocab_size_divisible_by",
         "min_lr",
+        "optimizer_cpu_offload",
+        "optimizer_offload_fraction",
         "pipeline_model_parallel_size",
         "sequence_parallel",
         "tensor_model_parallel_size",

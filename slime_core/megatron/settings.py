@@ -44,6 +44,9 @@ class TrainerSettings:
             meaning). lr_decay_iters defaults to train_iters.
         clip_grad: bound of the global gradient norm; 0 does not clip.
         weight_decay, adam_beta1, adam_beta2, adam_eps: AdamW.
+        optimizer_cpu_offload: keep optimizer states, and masters of bf16 weights, in the host's
+            memory between steps, see host_adam.py.
+        optimizer_offload_fraction: of their elements that are kept there.
         algorithm: estimator, losses and their numbers.
         on_policy_tolerance: nats by which log-probs of trainer and engine may differ under
             true_on_policy_mode.
@@ -97,6 +100,8 @@ class TrainerSettings:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_eps: float = 1e-8
+    optimizer_cpu_offload: bool = False
+    optimizer_offload_fraction: float = 1.0
 
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     args: ArgsView | None = None
@@ -207,6 +212,11 @@ class TrainerSettings:
             raise ConfigError(
                 f"rollout_temperature {self.rollout_temperature}: log-probs of greedy decoding "
                 "are undefined; use a value above 0"
+            )
+        if self.optimizer_offload_fraction != 1.0 and not self.optimizer_cpu_offload:
+            raise ConfigError(
+                f"optimizer_offload_fraction {self.optimizer_offload_fraction} has no meaning "
+                "without optimizer_cpu_offload: set both, or leave it out"
             )
         decay_iters = self.lr_decay_iters or self.train_iters
         if self.lr_warmup_iters and self.lr_warmup_iters >= decay_iters:

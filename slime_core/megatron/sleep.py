@@ -14,20 +14,19 @@ import torch
 from megatron.core import parallel_state
 
 from slime_core.errors import TrainerError
+from slime_core.megatron.host_memory import PIECE_BYTES, host_pieces
 from slime_core.megatron.optimizer import TrainState, members
 
 if TYPE_CHECKING:
     from slime_core.megatron.trainer import PolicyTrainer
-
-PIECE_BYTES = 256 * 2**20
-"""Host memory is taken in pieces of this size: torch rounds pinned memory up to powers of two."""
 
 
 class Sleep:
     """Host copies of a trainer's weights, optimizer states and buffers, whose device memory is
     free until `end`.
 
-    Policies that are held besides (roles.HeldWeights) lie in host memory at all times.
+    Policies that are held besides (roles.HeldWeights) lie in host memory at all times, and so do
+    optimizer states where optimizer_cpu_offload keeps them there.
 
     Attributes:
         kept_bytes: copied to the host.
@@ -140,14 +139,13 @@ def _pieces(size: int, most: int, *, pinned: bool) -> list[torch.Tensor]:
     Raises:
         TrainerError: there is not so much.
     """
-    sizes = [min(most, size - start) for start in range(0, size, most)]
-    try:
-        return [torch.empty(own, dtype=torch.uint8, pin_memory=pinned) for own in sizes]
-    except RuntimeError as error:  # CUDA's own words are "out of memory", as if of the GPU
-        raise TrainerError(
-            f"the trainer cannot sleep: the host has no room for its {size} bytes of "
-            f"{'pinned ' if pinned else ''}memory ({error}); leave offload_train out"
-        ) from error
+    return host_pieces(
+        [min(most, size - start) for start in range(0, size, most)],
+        torch.uint8,
+        pinned=pinned,
+        who="the trainer cannot sleep",
+        fix="leave offload_train out",
+    )
 
 
 def _bytes(held: torch.UntypedStorage) -> torch.Tensor:

@@ -8,20 +8,19 @@ from slime_core.errors import ConfigError
 
 _TE = "needs Transformer Engine, which is not used yet"
 _OPTIMIZER = "needs Transformer Engine's Adam, which is not used yet; states are float32"
-_HOST = "keeps optimizer state in the memory of the host, which is not there yet"
+_HOST = "belongs to Megatron's own offload; here the device updates states that the host keeps"
 _DROPS = "drops tokens or weights them otherwise than the model's own code does"
 _ROUTES = "routes tokens otherwise than the model's own code does"
 # Option -> (the value that changes nothing, why there is no other).
 _ONLY: dict[str, tuple[Any, str]] = {
-    "use_precision_aware_optimizer": (False, _OPTIMIZER),
     "main_grads_dtype": ("float32", _OPTIMIZER),
     "main_params_dtype": ("float32", _OPTIMIZER),
     "exp_avg_dtype": ("float32", _OPTIMIZER),
     "exp_avg_sq_dtype": ("float32", _OPTIMIZER),
-    "optimizer_cpu_offload": (False, _HOST),
-    "optimizer_offload_fraction": (0.0, _HOST),
     "use_torch_optimizer_for_cpu_offload": (False, _HOST),
-    "overlap_cpu_optimizer_d2h_h2d": (False, _HOST),
+    "pin_cpu_grads": (True, _HOST),
+    "pin_cpu_params": (True, _HOST),
+    "optimizer_cuda_graph": (False, "records steps of Megatron's own loop, which is another one"),
     "overlap_p2p_comm_warmup_flush": (False, "has not been tried in interleaved pipelines"),
     "microbatch_group_size_per_vp_stage": (None, "is always the number of pipeline stages"),
     "cpu_offloading": (False, _TE),

@@ -47,4 +47,5 @@ UPSTREAM: dict[str, Any] = {
     "opd_type": None,
     "num_layers": None,
     "moe_router_topk": None,
+    "optimizer_cpu_offload": False,
 }

@@ -94,6 +94,98 @@ def naps_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> 
     return naps(settings | own, *args)
 
 
+def offloaded(
+    settings: dict[str, Any], batches: list[TrainBatch], save: str | None, load: str | None
+) -> dict[str, Any]:
+    """Trains two batches, saves and sleeps between them; then the second from a checkpoint.
+
+    Args:
+        save: where the state between them is saved; None leaves both out.
+        load: a state between them.
+
+    Returns:
+        {"steps": of both batches, "again": steps of the second, "host_bytes": of each role}.
+    """
+    with trainer(settings) as rank:
+
+        def train(number: int) -> list[dict[str, Any]]:
+            own = rank.train(1, f"s{number}", f"s{number + 1}", "b", batches[number], number)
+            return own["steps"]
+
+        own = rank._trainer
+        assert own is not None
+        states = [own.state] + ([own.critic.passes.state] if own.critic is not None else [])
+        found: dict[str, Any] = {"host_bytes": [host_bytes(one.optimizer) for one in states]}
+        if save is not None:
+            first = train(0)
+            rank.save(save)
+            rank.sleep()
+            found["steps"] = first + train(1)
+        if load is not None:
+            rank.load(load)
+            found["again"] = train(1)
+        return found
+
+
+def offloaded_on_rank(rank: int, port: int, settings: dict[str, Any], *args: Any) -> dict[str, Any]:
+    own = {"rank": rank, "local_rank": rank, "world_size": 2, "master_port": port}
+    return offloaded(settings | own, *args)
+
+
+def host_bytes(optimizer: Any) -> int:
+    """Of optimizer states on the host, which all members must keep there or none."""
+    from slime_core.megatron.host_adam import HostAdam
+    from slime_core.megatron.optimizer import members
+
+    own = [member.optimizer for member in members(optimizer) if member.optimizer is not None]
+    assert len({isinstance(adam, HostAdam) for adam in own}) == 1, own
+    return sum(adam.host_bytes for adam in own if isinstance(adam, HostAdam))
+
+
+def bits_of_host_adam() -> dict[str, Any]:
+    """On a GPU: whether AdamW has the same bits with its states on the host, and the bytes that
+    each takes between steps, above what parameters and gradients take."""
+    import torch
+
+    from slime_core.megatron.host_adam import HostAdam
+
+    device, sizes = torch.device("cuda"), (3_000_001, 70, 5_000)
+    found: dict[str, Any] = {}
+    values: dict[str, list[torch.Tensor]] = {}
+    for name in ("device", "host"):
+        draw = torch.Generator(device).manual_seed(0)
+        own = [torch.randn(size, generator=draw, device=device) for size in sizes]
+        awake = torch.cuda.memory_allocated()
+        adam: Any = torch.optim.AdamW(own, lr=1e-2)
+        if name == "host":
+            adam = HostAdam(adam, own[:1], device, part_elements=2**20)
+            pinned = [adam.state[one]["exp_avg"].is_pinned() for one in own]
+            found["pinned"] = pinned and own[0].is_pinned()
+        for _ in range(3):
+            gradients = [torch.randn(size, generator=draw, device=device) for size in sizes]
+            if name == "host":
+                with adam.taking_gradients():
+                    for one, gradient in zip(own, gradients, strict=True):
+                        one.grad = gradient
+                with adam.masters_on_device():
+                    adam.step()
+            else:
+                for one, gradient in zip(own, gradients, strict=True):
+                    one.grad = gradient
+                adam.step()
+            adam.zero_grad()
+            del gradients
+        states = [adam.state[one] for one in own]
+        found[name] = torch.cuda.memory_allocated() - awake
+        values[name] = [
+            tensor.cpu()
+            for one, state in zip(own, states, strict=True)
+            for tensor in (one.detach(), state["exp_avg"], state["exp_avg_sq"])
+        ]
+    pairs = zip(values["device"], values["host"], strict=True)
+    return found | {"same": all(torch.equal(ours, theirs) for ours, theirs in pairs)}
+
+
 def woken_by(settings: dict[str, Any], batch: TrainBatch, folder: str) -> dict[str, Any]:
     """What calls of a sleeping trainer give, beside what they gave before it slept."""
     tokens = [1, 2, 3, 4, 5]

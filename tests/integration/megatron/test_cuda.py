@@ -118,6 +118,33 @@ def test_sleep_frees_the_gpu_and_changes_no_bit(
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
+def test_states_on_the_host_have_the_bits_of_those_on_the_gpu(
+    in_fresh_process: Callable[..., Any],
+) -> None:
+    found = in_fresh_process(memory_jobs.bits_of_host_adam)
+    assert found["same"] and found["pinned"]
+    assert found["device"] >= 3_000_000 * 8
+    assert found["host"] <= -3_000_000 * 4, "the master of the first has left, too"
+
+
+def test_a_trainer_of_states_on_the_host_goes_on_from_one_without(
+    model: str, tmp_path: Path, in_fresh_process: Callable[..., Any]
+) -> None:
+    batches = [models.random_batch(models.VOCAB, seed=seed) for seed in range(2)]
+    plain = on("cuda", model, dtype="bfloat16")
+    device, host = str(tmp_path / "device"), str(tmp_path / "host")
+    on_host = plain | {"optimizer_cpu_offload": True}
+    wanted = in_fresh_process(memory_jobs.offloaded, plain, batches, device, None)["steps"]
+    found = in_fresh_process(memory_jobs.offloaded, on_host, batches, host, device)
+    back = in_fresh_process(memory_jobs.offloaded, plain, batches, None, host)
+    assert found["host_bytes"][0] > 0
+    pairs = zip(found["steps"] + found["again"] + back["again"], [*wanted, *wanted[1:] * 2],
+                strict=True)  # fmt: skip
+    for ours, theirs in pairs:
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3, abs=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
 def test_a_function_may_replace_some_rows_by_tensors_of_the_host(
     model: str, in_fresh_process: Callable[..., Any], in_trainer: Callable[..., Any]
 ) -> None:

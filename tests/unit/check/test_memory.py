@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from slime_core.check.memory import trainer_memory
+from slime_core.check.plan import plan
 from slime_core.megatron.settings import TrainerSettings
 from slime_core.weights.tables import active_parameters, read_shape
 from tests.unit.check.test_refusals import QUICKSTART
+from tests.unit.config.trees import small
 
 SHAPE = read_shape(QUICKSTART.parent / "quickstart" / "model")
 ONE = TrainerSettings(hf_checkpoint="m", world_size=1)
@@ -27,6 +29,42 @@ def test_states_are_counted_by_the_parameter():
     assert planned(world_size=2, tensor_model_parallel_size=2).states_bytes == 8 * parameters
     frozen = planned(freeze_params_name_list=["decoder"]).states_bytes
     assert 4 * parameters < frozen < alone
+
+
+def test_states_that_the_host_keeps_are_not_counted_on_a_gpu():
+    parameters = planned().states_bytes // 16
+    away = {"device": "cuda", "optimizer_cpu_offload": True}
+    assert planned(**away).states_bytes == 8 * parameters, "weights and gradients"
+    assert planned(**away).update_bytes == 0
+    bf16 = planned(**away, dtype="bfloat16")
+    assert (bf16.states_bytes, bf16.update_bytes) == (6 * parameters, 4 * parameters)
+    assert planned(**away, dtype="bfloat16", world_size=2).update_bytes == 2 * parameters
+    half = planned(**away, dtype="bfloat16", optimizer_offload_fraction=0.5)
+    assert (half.states_bytes, half.update_bytes) == (12 * parameters, 2 * parameters)
+    assert planned(**away | {"device": "cpu"}) == planned(), "its memory is the host's"
+
+
+def test_the_plan_tells_what_the_host_keeps():
+    def found(device, **megatron):
+        folder = str(QUICKSTART.parent / "quickstart" / "model")
+        config = small(hf_checkpoint=folder, rollout_max_prompt_len=8, megatron=megatron)
+        return plan(config, device, "embedded", SHAPE)
+
+    size = found("cuda")["parameters"]
+    assert found("cuda")["trainer_bytes"] == 16 * size
+    away = found("cuda", **{"--optimizer-cpu-offload": True})
+    assert away["trainer_bytes"] == away["trainer_bytes_a_rank"] == 8 * size
+    assert away["optimizer_bytes_on_host"] == 8 * size
+    assert away["policy_peak_bytes_a_rank"] == found("cuda")["policy_peak_bytes_a_rank"] - 8 * size
+    assert found("cpu", optimizer_cpu_offload=True) == found("cpu")
+
+
+def test_masters_come_when_activations_are_gone():
+    away = {"device": "cuda", "optimizer_cpu_offload": True, "dtype": "bfloat16"}
+    long, short = planned(1000, **away), planned(1, **away)
+    assert long.update_bytes < long.activations_bytes
+    assert long.peak_bytes == long.states_bytes + long.activations_bytes + long.logits_bytes
+    assert short.peak_bytes == short.states_bytes + short.update_bytes
 
 
 def test_of_experts_all_are_held_and_few_are_met():

@@ -38,7 +38,8 @@ def problems(ranks: int, **megatron) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["attention_backend", "attention_softmax_in_fp32", "log_interval",
-    "cross_entropy_loss_fusion", "group_query_attention", "use_mcore_models"])  # fmt: skip
+    "cross_entropy_loss_fusion", "group_query_attention", "use_mcore_models",
+    "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"])  # fmt: skip
 def test_options_that_change_nothing_are_named(name):
     folder = str(QUICKSTART.with_suffix("") / "model")
     value = {"attention_backend": "flash", "log_interval": 5}.get(name, True)

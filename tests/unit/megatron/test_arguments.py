@@ -122,6 +122,8 @@ def test_each_option_reaches_its_class() -> None:
         loss_scale=1.0,
         decoder_first_pipeline_num_layers=3,
         overlap_grad_reduce=True,
+        optimizer_cpu_offload=True,
+        optimizer_offload_fraction=0.5,
     )
     assert found.transformer == {
         "recompute_granularity": "full",
@@ -129,7 +131,9 @@ def test_each_option_reaches_its_class() -> None:
         "recompute_method": "uniform",
         "num_layers_in_first_pipeline_stage": 3,
     }
-    assert found.optimizer == {"loss_scale": 1.0}
+    assert found.optimizer == {"loss_scale": 1.0}, "Megatron is not told of the host's states"
+    assert found.settings.optimizer_cpu_offload
+    assert found.settings.optimizer_offload_fraction == 0.5
     assert found.ddp == {"overlap_grad_reduce": True}
     settings = found.settings
     assert (settings.adam_beta2, settings.min_lr, settings.lr_decay_style) == (0.95, 1e-8, "cosine")
@@ -163,10 +167,11 @@ def test_each_option_reaches_its_class() -> None:
         ({"no_check_for_nan_in_loss_and_grad": False}, "supports True only"),
         ({"check_for_nan_in_grad": True}, "supports False only"),
         ({"distributed_backend": True}, "must be str"),
-        ({"use_precision_aware_optimizer": True}, "needs Transformer Engine's Adam"),
         ({"exp_avg_dtype": "bfloat16"}, "needs Transformer Engine's Adam"),
-        ({"optimizer_cpu_offload": True}, "the memory of the host, which is not there yet"),
-        ({"optimizer_offload_fraction": 0.5}, "the memory of the host, which is not there yet"),
+        ({"optimizer_cpu_offload": 1}, "must be bool"),
+        ({"optimizer_offload_fraction": 0.0}, "must be above 0 and at most 1, not 0.0"),
+        ({"optimizer_offload_fraction": 1.5}, "must be above 0 and at most 1, not 1.5"),
+        ({"use_torch_optimizer_for_cpu_offload": True}, "belongs to Megatron's own offload"),
         ({"cpu_offloading": True}, "needs Transformer Engine"),
         ({"recompute_modules": ["core_attn", "layernorm"]}, "'layernorm' cannot be recomputed"),
         ({"mtp_num_layers": 1}, "supports None only"),

@@ -25,6 +25,7 @@ CUSTOM = AlgorithmSettings(loss_type="custom_loss", custom_loss_function_path="f
         ({"rollout_temperature": 0.0}, "rollout_temperature"),
         ({"lr_warmup_iters": 5, "train_iters": 5}, "lr_warmup_iters 5"),
         ({"lr": 1e-6, "min_lr": 1e-5}, "min_lr"),
+        ({"optimizer_offload_fraction": 0.5}, "0.5 has no meaning without optimizer_cpu_offload"),
         ({"lr_decay_style": "WSD"}, "lr_wsd_decay_iters"),
         (TWO | {"algorithm": CUSTOM}, "whole logits, which tensor-parallel ranks do not hold"),
     ],
