@@ -15,6 +15,7 @@ import jobs
 import models
 import numpy as np
 import pytest
+import route_jobs
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -299,6 +300,22 @@ def test_all_passes_of_the_policy_take_the_routes_of_the_engine(
     settings = settings_of(model, "others_become_wanted", False, engine=True)
     (step,) = steps_of(in_trainer(jobs.train, settings, [plain.as_of_engine(plain.own())]))
     assert step["ppo_kl"] == 0.0, "the trainer's own routes, told by the engine"
+
+
+def test_tokens_without_routes_and_padding_go_where_the_router_says(
+    other_model: str, in_trainer: Callable[..., Any]
+) -> None:
+    batch = models.random_batch(models.VOCAB, rows=5)
+    told = [np.full((length - 1, 4, 2), [3, 2], np.uint8) for length in batch.lengths]
+    told[3] = None  # type: ignore[call-overload] # nothing in it is trained
+    batch = replace(batch, routes=tuple(told))
+    settings = settings_of(other_model, "experts_change_names", False, engine=True)
+    places = [*range(len(batch.tokens)), -1, -1]
+    last = {*(batch.token_offsets[1:] - 1), *range(*batch.token_offsets[3:5]), -1}
+    want = [[0, 1] if place in last else [3, 2] for place in places]
+    found = in_trainer(route_jobs.choices, settings, batch, places)
+    assert len(found) == 2 * 4, "both passes through all layers"
+    assert all(one.tolist() == want for one in found)
 
 
 @pytest.mark.slow
