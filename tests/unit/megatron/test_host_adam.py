@@ -99,13 +99,14 @@ def test_a_fraction_takes_the_first_parameters():
 
 
 def test_tensors_are_cut_into_parts_of_one_size():
-    assert list(cut([5, 0, 3, 9], 4)) == [
+    assert list(cut([5, 0, 3, 9, 2], 4)) == [
         [(0, 0, 4)],
         [(0, 4, 5), (2, 0, 3)],
         [(3, 0, 4)],
         [(3, 4, 8)],
-        [(3, 8, 9)],
+        [(3, 8, 9), (4, 0, 2)],
     ]
+    assert list(cut([1, 6], 4)) == [[(0, 0, 1), (1, 0, 3)], [(1, 3, 6)]]
     assert list(cut([], 4)) == []
 
 
