@@ -1,15 +1,20 @@
 """A session turn by turn: what tokens a row gets, and which row."""
 
 import asyncio
+import base64
 import json
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
 from slime_core.agents.errors import ApiError
 from slime_core.agents.requests import parse_request
 from slime_core.agents.session import Session
+from slime_core.agents.turn_log import RecordedTurn
 from slime_core.engines.client import EngineAnswerError
 from slime_core.errors import DeadlineError
+from slime_core.rollout.routed import RouteAsk
 from slime_core.sample import Sample, Status
 from tests.unit.agents.sessions import Notebook, Script, opened, runtime, say, text_of
 from tests.unit.rollout.scripted import Characters
@@ -50,6 +55,39 @@ def test_turns_are_joined_token_by_token_and_only_answers_are_trained():
         "yes", Status.COMPLETED, {"from": "row", "round_number": 2, "branch": 0})  # fmt: skip
     assert (first.finish_reason, first.tokens, first.message["content"]) == ("stop", 5, "four")
     assert first.usage["prompt_tokens"] == len("[user]2+2?~\n[assistant]")
+
+
+class Routed(Script):
+    """Tells routes whose numbers are a token's place and the number of the request."""
+
+    async def generate_raw(self, body):
+        answer = await super().generate_raw(body)
+        end = len(body["input_ids"]) + len(answer["output_ids"]) - 1
+        places = np.arange(body["routed_experts_start_len"], end, dtype=np.int32)
+        told = np.stack([places, np.full_like(places, len(self.bodies))], -1)
+        answer["meta_info"]["routed_experts"] = base64.b64encode(told.tobytes()).decode()
+        return answer
+
+
+def test_each_turn_keeps_the_routes_that_it_was_answered_with_also_from_the_log():
+    log = Notebook()
+
+    async def talk(script):
+        there = runtime(script)
+        there.sampling = replace(there.sampling, routes=RouteAsk(1, 2))
+        session = await opened(there, log)
+        told = (await say(session, ("user", "2+2?"))).message
+        await say(session, ("user", "2+2?"), told, ("user", "sure?"))
+        await session.close()
+        return session.rows()
+
+    [row] = asyncio.run(talk(Routed("four", "yes")))
+    log.turns = [RecordedTurn(**json.loads(json.dumps(asdict(turn)))) for turn in log.turns]
+    [again] = asyncio.run(talk(Routed()))
+    first = len("[user]2+2?~\n[assistant]four~") - 1
+    want = [[[at, 1 if at < first else 2]] for at in range(len(row.tokens) - 1)]
+    assert row.rollout_routed_experts.tolist() == want
+    assert again.rollout_routed_experts.tolist() == want
 
 
 def test_a_template_that_would_drop_reasoning_does_not_change_what_was_sampled():
