@@ -110,20 +110,27 @@ def _needed(batch: TrainBatch, row: int) -> int:
 
 def _check_experts(part: np.ndarray, layers: Sequence[int], experts: int, name: str) -> None:
     """Raises DataError where a token goes to an expert that is not there, or twice to one."""
-    for layer, chosen in zip(layers, np.moveaxis(part, 1, 0), strict=True):
-        low, high = int(chosen.min()), int(chosen.max())
-        if low < 0 or high >= experts:
+    low, high = int(part.min()), int(part.max())
+    if low < 0 or high >= experts:
+        wrong = (part < 0) | (part >= experts)
+        raise DataError(
+            f"{FLAG}: {name} goes to expert {low if low < 0 else high} in layer "
+            f"{_first(wrong, layers)}, and the trainer's model has {experts}: engine and trainer "
+            "must run the same model"
+        )
+    by_choice = np.ascontiguousarray(np.moveaxis(part, -1, 0))  # comparing is far faster so
+    for one, other in combinations(by_choice, 2):
+        twice = one == other
+        if twice.any():
             raise DataError(
-                f"{FLAG}: {name} goes to expert {low if low < 0 else high} in layer {layer}, and "
-                f"the trainer's model has {experts}: engine and trainer must run the same model"
+                f"{FLAG}: {name} goes twice to one expert in layer {_first(twice, layers)}, which "
+                "no router does: the engine did not record this layer"
             )
-        if any(
-            (chosen[:, a] == chosen[:, b]).any() for a, b in combinations(range(part.shape[2]), 2)
-        ):
-            raise DataError(
-                f"{FLAG}: {name} goes twice to one expert in layer {layer}, which no router does: "
-                "the engine did not record this layer"
-            )
+
+
+def _first(wrong: np.ndarray, layers: Sequence[int]) -> int:
+    """The first of some layers where something is wrong. [tokens, layers, ...]"""
+    return int(layers[int(np.argwhere(wrong)[:, 1].min())])
 
 
 def _named(batch: TrainBatch, row: int) -> str:
