@@ -110,11 +110,6 @@ class AlgorithmSettings:
                 "use_rollout_routing_replay takes the routes of an engine, and sft_loss uses none: "
                 "leave it out"
             )
-        if self.use_rollout_routing_replay and self.use_routing_replay:
-            raise ConfigError(
-                "use_rollout_routing_replay takes the engine's routes and use_routing_replay the "
-                "trainer's own: choose one"
-            )
         if (self.loss_type == "custom_loss") != bool(self.custom_loss_function_path):
             raise ConfigError("loss_type custom_loss and custom_loss_function_path need each other")
 
@@ -164,7 +159,8 @@ class AlgorithmSettings:
         """
         if self.loss_type == "sft_loss":
             return False
-        if self.tis_batch_normalize or self.keep_old_actor or self.use_routing_replay:
+        own_routes = self.use_routing_replay and not self.use_rollout_routing_replay
+        if self.tis_batch_normalize or self.keep_old_actor or own_routes:
             return True
         if self.use_rollout_logprobs:
             return self.get_mismatch_metrics and steps > 1

@@ -72,7 +72,8 @@ class AlgorithmGroup(Group):
     optimizer step a rollout); recompute always runs it."""
     use_routing_replay: Numeric[bool] = False
     """Models with experts: in training, each token goes to the experts that it went to where its
-    old log-probs were computed, although the router has changed since."""
+    old log-probs were computed, although the router has changed since. Engines' routes, where
+    use_rollout_routing_replay asks for them, go before."""
     use_rollout_routing_replay: Numeric[bool] = False
     """Models with experts: in training and where old log-probs are computed, each token goes to the
     experts that it went to in the engine. Engines tell them, and they are stored."""

@@ -257,11 +257,6 @@ def _engine_log_probs(config: RunConfig, a: AlgorithmGroup, estimator: Estimator
             "old_actor_update_interval to 2 or more (after every one the ratio refers to the "
             "policy before the iteration anyway)"
         )
-    if a.use_routing_replay and a.use_rollout_routing_replay:
-        return (
-            "use_routing_replay takes the trainer's own routes and use_rollout_routing_replay the "
-            "engine's: choose one"
-        )
     if a.keep_old_actor and a.use_rollout_logprobs:
         return (
             "keep_old_actor and use_rollout_logprobs both say what the ratio refers to: choose one"

@@ -61,10 +61,6 @@ CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "f.py"}
             {"use_rollout_routing_replay": True, "loss_type": "sft_loss"},
             ("sft_loss, which uses no engine: leave it out",),
         ),
-        (
-            {"use_rollout_routing_replay": True, "use_routing_replay": True},
-            ("use_routing_replay takes the trainer's own routes", "choose one"),
-        ),
         ({"kl_loss_coef": 0.1}, ("kl_loss_coef 0.1 has an effect only with use_kl_loss",)),
         ({"use_unbiased_kl": True}, ("only with use_kl_loss",)),
         ({"kl_loss_type": "k3"}, ("kl_loss_type k3", "with use_kl_loss or kl_coef")),

@@ -99,6 +99,9 @@ def test_an_unknown_estimator_suggests_the_nearest() -> None:
         (1, {"custom_advantage_function_path": "f.py"}, True),
         (1, {"rollout_data_postprocess_path": "f.py"}, True),
         (1, {"use_routing_replay": True}, True),
+        # Routes of the engine are there before any pass; slime's scripts set both flags.
+        (1, {"use_routing_replay": True, "use_rollout_routing_replay": True}, False),
+        (1, {"use_rollout_routing_replay": True}, False),
         (2, {"use_rollout_logprobs": True, "use_routing_replay": True}, True),
         (2, {"loss_type": "sft_loss"}, False),
         (2, {"use_tis": True}, True),
