@@ -8,7 +8,7 @@ from typing import Any
 
 from slime_core.agents.gateway import Gateway
 from slime_core.config.loading import load_config
-from slime_core.engines.protocol import GenerateRequest, GenerateResult, parse_result
+from slime_core.engines.protocol import GenerateRequest, GenerateResult, Unread, parse_result
 from slime_core.plugins.args_view import ArgsView
 from slime_core.rewards.hub import RewardHub, RewardSettings
 from slime_core.rollout.generate import Sampling
@@ -126,6 +126,10 @@ class ExampleEngine:
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         bodies = [{"input_ids": list(r.tokens), "sampling_params": r.sampling} for r in requests]
         return [parse_result(await self.generate_raw(body)) for body in bodies]
+
+    async def generate_unread(self, requests: Sequence[GenerateRequest]) -> Unread:
+        results = await self.generate_batch(requests)
+        return Unread(lambda: results)
 
     async def abort_all(self) -> None:
         """Nothing is in flight."""

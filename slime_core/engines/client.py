@@ -14,6 +14,7 @@ from slime_core.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     PauseMode,
+    Unread,
     UpdateResult,
     batch_body,
     disk_update_body,
@@ -145,11 +146,19 @@ class EngineClient:
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
         """Generates several samples in one call; it returns when the last has ended."""
+        return (await self.generate_unread(requests)).read()
+
+    async def generate_unread(self, requests: Sequence[GenerateRequest]) -> Unread:
+        """`generate_batch` that leaves it to the caller when the answer is read."""
         body = batch_body(requests)
-        answers = await self._json("POST", "/generate", body, self._generate_timeout_s)
-        if not isinstance(answers, list) or len(answers) != len(requests):
+        raw = await self._call("POST", "/generate", body, self._generate_timeout_s)
+        return Unread(lambda: self._batch(raw, len(requests)))
+
+    def _batch(self, raw: bytes, wanted: int) -> list[GenerateResult]:
+        answers = self._loaded(raw, "/generate")
+        if not isinstance(answers, list) or len(answers) != wanted:
             raise EngineError(
-                f"{self.url}/generate gave {len(answers)} results for {len(requests)} requests"
+                f"{self.url}/generate gave {len(answers)} results for {wanted} requests"
             )
         return [parse_result(answer) for answer in answers]
 
@@ -281,7 +290,9 @@ class EngineClient:
     # -- transport
 
     async def _json(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
-        raw = await self._call(method, path, body, timeout_s)
+        return self._loaded(await self._call(method, path, body, timeout_s), path)
+
+    def _loaded(self, raw: bytes, path: str) -> Any:
         try:
             return orjson.loads(raw)
         except orjson.JSONDecodeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -62,6 +62,17 @@ class GenerateResult:
     cached_tokens: int
     prompt_log_probs: list[float]
     meta: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The answer to a batch as it came: its engine is done with it.
+
+    Attributes:
+        read: makes a result of each request; raises EngineError for a malformed answer.
+    """
+
+    read: Callable[[], list[GenerateResult]]
 
 
 @dataclass(frozen=True)

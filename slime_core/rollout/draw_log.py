@@ -43,19 +43,24 @@ class DrawLog:
             if seq == numbers[-1]:
                 self._follow(draws)
 
-    def of_segment(self, segment: int) -> list[Draw]:
-        """What is logged for a segment, in order."""
+    def of_segment(self, segment: int, *, samples: bool = True) -> list[Draw]:
+        """What is logged for a segment, in order.
+
+        Args:
+            samples: without them only ids and states are read.
+        """
         found: list[Draw] = []
         for seq in self.files_of(segment):
-            draws = read_draws(self._cache, seq)
+            draws = read_draws(self._cache, seq, samples=samples)
             found += [draw for draw in draws if draw.segment == segment]
         return found
 
-    def of_groups(self, wanted: Sequence[tuple[int, int]]) -> list[Draw]:
+    def of_groups(self, wanted: Sequence[tuple[int, int]], *, samples: bool = True) -> list[Draw]:
         """The logged draws of (group id, segment that drew it), by group id."""
         ids = {group_id for group_id, _ in wanted}
         segments = sorted({segment for _, segment in wanted})
-        found = [d for s in segments for d in self.of_segment(s) if d.group_id in ids]
+        drawn = (draw for s in segments for draw in self.of_segment(s, samples=samples))
+        found = [draw for draw in drawn if draw.group_id in ids]
         return sorted(found, key=lambda draw: draw.group_id)
 
     def files_of(self, segment: int) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from slime_core.engines.client import EngineClient
 from slime_core.errors import DeadlineError, EngineError
+from slime_core.rollout.lanes import Lanes
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class EngineGate:
     """
 
     def __init__(self, connect: Callable[[str], EngineClient], concurrency: int) -> None:
+        self._lanes = Lanes()
         self._connect = connect
         self._concurrency = concurrency
         self._engines: dict[str, _Use] = {}
@@ -131,6 +133,9 @@ class EngineGate:
     ) -> AsyncIterator[EngineClient]:
         """An engine for a request of `samples` sequences.
 
+        Its room is free when the block ends. What comes behind the block waits until the requests
+        that other answers make room for have left.
+
         Args:
             continues: the request goes on with an aborted one, so it goes before new ones.
             prefer: URL of the engine that holds the beginning of the conversation; it is taken
@@ -142,8 +147,10 @@ class EngineGate:
         use = await self._take(samples, wait_s, continues, prefer)
         try:
             yield use.client
+            await self._lanes.to_leave()
         finally:
             await self._leave(use, samples)
+        await self._lanes.to_work_up()
 
     async def abort_all(self) -> None:
         """Ends every request in flight at the usable engines; callers get what was sampled."""

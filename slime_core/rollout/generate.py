@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from slime_core.data.render import render_chat
-from slime_core.engines.client import EngineAnswerError, EngineClient, EngineUnreachableError
+from slime_core.engines.client import EngineAnswerError, EngineUnreachableError
 from slime_core.engines.media import media_fields
-from slime_core.engines.protocol import GenerateRequest
+from slime_core.engines.protocol import GenerateRequest, GenerateResult
 from slime_core.errors import DataError, DeadlineError
 from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.routed import RouteAsk
@@ -80,26 +80,26 @@ async def generate(
         async with engine as client:
             if stopping():
                 return
+            requests = _requests(waiting, sampling, seed_of)
             try:
-                await _round(waiting, client, sampling, seed_of, deadline)
+                asked = client.generate_unread(requests)
+                answer = await within(deadline.name, deadline.remaining_s, asked)
             except (EngineUnreachableError, EngineAnswerError, DeadlineError) as error:
                 if isinstance(error, EngineAnswerError) and error.status < SERVER_ERROR:
                     raise
                 await gate.mark_down(client, str(error))
                 if isinstance(error, DeadlineError):
                     raise
+                continue
+        _append(waiting, answer.read(), sampling.routes, requests[0].extra)
 
 
-async def _round(
-    waiting: list[Sample],
-    client: EngineClient,
-    sampling: Sampling,
-    seed_of: Callable[[Sample], int],
-    deadline: Deadline,
-) -> None:
-    routes = sampling.routes
-    extra = {} if routes is None else routes.fields(waiting)
-    requests = [
+def _requests(
+    waiting: Sequence[Sample], sampling: Sampling, seed_of: Callable[[Sample], int]
+) -> list[GenerateRequest]:
+    """One for each of the samples that wait."""
+    extra = {} if sampling.routes is None else sampling.routes.fields(waiting)
+    return [
         GenerateRequest(
             sample.tokens,
             {
@@ -112,9 +112,20 @@ async def _round(
         )
         for sample in waiting
     ]
-    results = await within(deadline.name, deadline.remaining_s, client.generate_batch(requests))
+
+
+def _append(
+    waiting: Sequence[Sample],
+    results: Sequence[GenerateResult],
+    routes: RouteAsk | None,
+    asked: dict[str, Any],
+) -> None:
+    """
+    Args:
+        asked: what the request had besides.
+    """
     for sample, result in zip(waiting, results, strict=True):
-        meta = result.meta if routes is None else routes.told(sample, extra, result.meta)
+        meta = result.meta if routes is None else routes.told(sample, asked, result.meta)
         sample.append_response_tokens(
             routes, tokens=result.tokens, log_probs=result.log_probs, meta_info=meta
         )

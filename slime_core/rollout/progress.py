@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from slime_core.store.parts import FINAL, KEPT, SPARE
@@ -25,16 +26,18 @@ class Progress:
         self._target = target
         self._first_come = first_come
         self._verdicts: dict[int, str | None] = {}
+        self._counts: Counter[str | None] = Counter()  # of each verdict, None: under way
 
     def begin(self, group_ids: Iterable[int]) -> None:
         """These groups are under way."""
         for group_id in group_ids:
-            self._verdicts.setdefault(group_id, None)
+            if group_id not in self._verdicts:
+                self._set(group_id, None)
 
     def end(self, group_id: int, verdict: str) -> None:
         """A group came to its end; verdicts that are not final are ignored."""
         if verdict in FINAL:
-            self._verdicts[group_id] = verdict
+            self._set(group_id, verdict)
 
     @property
     def kept(self) -> int:
@@ -49,6 +52,8 @@ class Progress:
     @property
     def last(self) -> int | None:
         """The highest group id that the decided segment holds; None while it is open."""
+        if self.kept < self._target and self._counts[None]:
+            return None  # asked after each group: without a look at all of them
         kept = 0
         for group_id in sorted(self._verdicts):
             verdict = self._verdicts[group_id]
@@ -57,7 +62,7 @@ class Progress:
             kept += verdict == KEPT
             if kept == self._target and not self._first_come:
                 return group_id
-        over = None not in self._verdicts.values()
+        over = not self._counts[None]
         enough = kept >= self._target or (over and self._count(KEPT, SPARE) >= self._target)
         return max(self._verdicts) if enough else None
 
@@ -72,4 +77,10 @@ class Progress:
         return {g for g, v in self._verdicts.items() if last is not None and v and g <= last}
 
     def _count(self, *verdicts: str | None) -> int:
-        return sum(verdict in verdicts for verdict in self._verdicts.values())
+        return sum(self._counts[verdict] for verdict in verdicts)
+
+    def _set(self, group_id: int, verdict: str | None) -> None:
+        if group_id in self._verdicts:
+            self._counts[self._verdicts[group_id]] -= 1
+        self._verdicts[group_id] = verdict
+        self._counts[verdict] += 1

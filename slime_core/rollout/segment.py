@@ -80,6 +80,7 @@ class _State:
     claimed: int
     stopping: bool = False
     tasks: dict[asyncio.Task[str], int] = field(default_factory=dict)
+    ended: asyncio.Queue[asyncio.Task[str]] = field(default_factory=asyncio.Queue)
 
 
 class SegmentLoop:
@@ -121,7 +122,7 @@ class SegmentLoop:
         state = _State(progress, adopted.next_attempts, prefixes or {}, progress.kept)
         finished = adopted.finished
         try:
-            self._start(state, [draw for draw in draws if draw.group_id not in finished])
+            await self._start(state, [draw for draw in draws if draw.group_id not in finished])
             await self._until_decided(state)
             if self._plan.partial and state.tasks:
                 state.stopping = True
@@ -147,18 +148,26 @@ class SegmentLoop:
                 left -= plan.wave
                 further = await asyncio.to_thread(self._work.further, plan.wave)
                 state.progress.begin(draw.group_id for draw in further)
-                self._start(state, further)
+                await self._start(state, further)
                 continue
             if not state.tasks:
                 raise RewardError(self._too_many_dropped(state.progress.kept))
-            done, _ = await asyncio.wait(state.tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            ended = [await state.ended.get()]  # asyncio.wait would look at all tasks each time
+            while not state.ended.empty():
+                ended.append(state.ended.get_nowait())
+            for task in ended:
                 state.progress.end(state.tasks.pop(task), task.result())
 
-    def _start(self, state: _State, draws: Sequence[Draw]) -> None:
+    async def _start(self, state: _State, draws: Sequence[Draw]) -> None:
         for draw in draws:
-            task = asyncio.ensure_future(self._group(state, draw))
+            task = asyncio.ensure_future(self._expected_group(state, draw))
             state.tasks[task] = draw.group_id
+            task.add_done_callback(state.ended.put_nowait)
+            await asyncio.sleep(0)  # its request leaves before the next one's samples are copied
+
+    async def _expected_group(self, state: _State, draw: Draw) -> str:
+        with self._writer.expecting():
+            return await self._group(state, draw)
 
     async def _group(self, state: _State, draw: Draw) -> str:
         """Attempts a group until it has a verdict that stays in this segment; returns it."""
@@ -194,11 +203,13 @@ class SegmentLoop:
 
     async def _store(self, state: _State, rows: GroupRows, outcome: Outcome) -> str:
         verdict = outcome.verdict
-        if verdict == KEPT and self._plan.partial:
-            if state.claimed >= self._plan.target:  # it counts for the next segment
-                outcome = _to_go_on(outcome)
+        if verdict == KEPT:
+            if self._plan.partial and state.claimed >= self._plan.target:
+                outcome = _to_go_on(outcome)  # it counts for the next segment
             else:
                 state.claimed += 1
+        if state.claimed >= self._plan.target:
+            self._writer.hurry()
         if outcome.verdict == DROPPED:
             self._count(outcome)
         if outcome.verdict == ABORTED and not any(s.response_length for s in outcome.samples):
@@ -243,8 +254,13 @@ def _to_go_on(outcome: Outcome) -> Outcome:
 
 def begin_sample(drawn: Sample, attempt: int) -> Sample:
     """A sample to generate into; the logged one stays as it is."""
-    sample = Sample.from_dict(drawn.to_dict())  # with counters of its own
+    sample = copy.copy(drawn)
+    sample.spec_info, sample.prefix_cache_info = (
+        replace(drawn.spec_info),
+        replace(drawn.prefix_cache_info),
+    )
     sample.tokens = list(drawn.tokens)
+    sample.spans = list(drawn.spans)
     sample.metadata = copy.deepcopy(drawn.metadata)
     sample.prompt = copy.deepcopy(drawn.prompt)
     sample.attempt = attempt

@@ -46,6 +46,14 @@ def begun(
     return log.of_groups(chosen) + own, prefixes
 
 
+def drawn(cache: NodeCache, log: DrawLog, segment: int) -> list[Draw]:
+    """The draws that `begun` gives, without their samples."""
+    before = read_seal(cache.backend, segment - 1) if segment else None
+    chosen = chosen_of(cache, segment, before).begun
+    own = log.of_segment(segment, samples=False)
+    return log.of_groups(chosen, samples=False) + own if chosen else own
+
+
 def chosen_of(cache: NodeCache, segment: int, before: Seal | None) -> Choice:
     """What of the groups that came back begins in a segment: all, where nobody chose."""
     choice = read_choice(cache.backend, segment, before)

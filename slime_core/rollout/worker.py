@@ -44,7 +44,7 @@ from slime_core.rollout.segment import (
     SegmentPlan,
     SegmentWork,
 )
-from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, kept_prefixes
+from slime_core.rollout.segment_bounds import begun, chosen_of, close_segment, drawn, kept_prefixes
 from slime_core.rollout.settings import EvalJob, RolloutSettings
 from slime_core.rollout.setup import (
     client_of,
@@ -277,7 +277,7 @@ class RolloutWorker:
         return choice
 
     def _seal(self, epoch: int, segment: int, metrics: dict[str, float]) -> Seal:
-        draws, _ = begun(self._cache, self._draws, segment, False)
+        draws = drawn(self._cache, self._draws, segment)
         found = adopt(self._cache, segment)
         plan = self._plan(segment)
         before = read_seal(self._backend, segment - 1) if segment else None

@@ -7,7 +7,7 @@ into files and batches, nor on compression, nor on columns that are empty.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,14 @@ from slime_core.store.schema import MEASURED
 def checksum(data: Any) -> str:
     """xxh3-128 (hex) of bytes or anything with the buffer protocol."""
     return xxhash.xxh3_128_hexdigest(memoryview(data))
+
+
+def checksum_of(pieces: Iterable[Any]) -> str:
+    """`checksum` of what pieces are one after another."""
+    state = xxhash.xxh3_128()
+    for piece in pieces:
+        state.update(memoryview(piece))
+    return state.hexdigest()
 
 
 def rows_digest(batch: pa.RecordBatch) -> str:

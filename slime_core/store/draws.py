@@ -6,6 +6,7 @@ and goes on with the next, so every draw has one place and no prompt is taken tw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,14 @@ from slime_core.store import layout
 from slime_core.store.backend import Backend
 from slime_core.store.cache import NodeCache
 from slime_core.store.codec import decode_samples, encode_samples
-from slime_core.store.digest import checksum
+from slime_core.store.digest import checksum, checksum_of
 from slime_core.store.parts import rollout_positions, serialise
 from slime_core.store.schema import DRAWS_SCHEMA, SCHEMA_VERSION
 from slime_core.store.values import from_json, to_json
 
 _UNSIGNED = "0" * 32
 _MENTION = b'"checksum":"'
+_FOOTER_BYTES = 1 << 16  # where the last mention is looked for first
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def read_draws(cache: NodeCache, seq: int, *, samples: bool = True) -> list[Draw
     """
     key = layout.draws(seq)
     data = cache.read(key)
-    if not _is_signed(bytes(data)):
+    if not _is_signed(memoryview(data)):
         raise DigestError(
             f"{cache.backend.url}/{key} is damaged: its bytes are not what was logged"
         )
@@ -103,24 +105,34 @@ def _signed(unsigned: pa.Buffer) -> bytes:
     """
     data = bytearray(unsigned)
     signature = checksum(data).encode()
-    for start in _places(data):
+    for start in _places(memoryview(data)):
         data[start : start + len(signature)] = signature
     return bytes(data)
 
 
-def _is_signed(data: bytes) -> bool:
-    unsigned = bytearray(data)
-    places = _places(unsigned)
-    signatures = {bytes(unsigned[start : start + len(_UNSIGNED)]) for start in places}
+def _is_signed(data: memoryview) -> bool:
+    """Looks at the bytes where they lie: a file of long prompts is large."""
+    places = _places(data)
+    pieces: list[Any] = []
+    end = 0
     for start in places:
-        unsigned[start : start + len(_UNSIGNED)] = _UNSIGNED.encode()
-    return signatures == {checksum(unsigned).encode()}
+        pieces += [data[end:start], _UNSIGNED.encode()]
+        end = start + len(_UNSIGNED)
+    found = {bytes(data[start : start + len(_UNSIGNED)]) for start in places}
+    return found == {checksum_of([*pieces, data[end:]]).encode()}
 
 
-def _places(data: bytearray) -> list[int]:
-    """Where the checksum stands: after the first and the last mention of it."""
-    found = (data.find(_MENTION), data.rfind(_MENTION))
-    return [start + len(_MENTION) for start in found if start >= 0]
+def _places(data: memoryview) -> list[int]:
+    """Where the checksum stands, ascending: after the first and the last mention of it."""
+    first = re.search(_MENTION, data)
+    if first is None:
+        return []
+    for tail in (_FOOTER_BYTES, len(data)):
+        begin = max(0, len(data) - tail)
+        last = bytes(data[begin:]).rfind(_MENTION)
+        if last >= 0:
+            return sorted({first.end(), begin + last + len(_MENTION)})
+    raise AssertionError("unreachable")
 
 
 def _to_rows(draws: Sequence[Draw]) -> pa.RecordBatch:

@@ -129,9 +129,9 @@ def adopt(cache: NodeCache, segment: int) -> Segment:
     best: dict[tuple[int, int], StoredGroup] = {}
     doubles = 0
     for file in files:
-        ranges = file.byte_ranges()
+        ranges, key = file.byte_ranges(), file.part.key
         for entry in file.part.groups:
-            group = StoredGroup(entry, Location(file.part.key, entry.batch, *ranges[entry.batch]))
+            group = StoredGroup(entry, Location(key, entry.batch, *ranges[entry.batch]))
             known = best.setdefault((entry.group_id, entry.attempt), group)
             if known is group:
                 continue

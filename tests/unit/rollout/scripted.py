@@ -4,7 +4,13 @@ import json
 from contextlib import asynccontextmanager
 from typing import Any
 
-from slime_core.engines.protocol import GenerateRequest, GenerateResult, generate_body, parse_result
+from slime_core.engines.protocol import (
+    GenerateRequest,
+    GenerateResult,
+    Unread,
+    generate_body,
+    parse_result,
+)
 
 EOS = 0
 
@@ -56,3 +62,7 @@ class Script:
 
     async def generate_batch(self, requests: list[GenerateRequest]) -> list[GenerateResult]:
         return [parse_result(await self.generate_raw(generate_body(one))) for one in requests]
+
+    async def generate_unread(self, requests: list[GenerateRequest]) -> Unread:
+        results = await self.generate_batch(requests)
+        return Unread(lambda: results)

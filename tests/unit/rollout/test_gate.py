@@ -188,18 +188,17 @@ def test_one_that_gives_up_when_it_may_go_lets_the_next_go():
         await gate.open()
         leave = asyncio.Event()
         entered = []
+        loop = asyncio.get_running_loop()
 
         async def request(name: str, until: asyncio.Event | None = None) -> None:
             async with gate.engine(1, SOON_S):
                 entered.append(name)
                 if until is not None:
                     await until.wait()
+                    # In the next pass but one, when it may go and has not gone yet.
+                    loop.call_soon(loop.call_soon, second.cancel)
 
-        async def leaves_and_cancels() -> None:
-            await request("first", leave)
-            second.cancel()  # it may go now, and has not gone yet
-
-        first = asyncio.create_task(leaves_and_cancels())
+        first = asyncio.create_task(request("first", leave))
         await settle()
         second, third = (asyncio.create_task(request(name)) for name in ("second", "third"))
         await settle()
@@ -210,6 +209,29 @@ def test_one_that_gives_up_when_it_may_go_lets_the_next_go():
             pass  # no room was lost
 
     run(scenario, room=1)
+
+
+def test_what_follows_an_answer_waits_for_the_requests_that_its_room_lets_go():
+    async def scenario(gate: EngineGate, clients: list[StandInClient]) -> None:
+        await gate.set_engines(["a"])
+        await gate.open()
+        said: list[str] = []
+        answered = asyncio.Event()
+
+        async def request(number: int) -> None:
+            async with gate.engine(1, SOON_S):
+                said.append("sent")
+                await answered.wait()
+            said.append("worked up")
+
+        tasks = [asyncio.create_task(request(i)) for i in range(8)]
+        await settle()
+        assert said == ["sent"] * 4
+        answered.set()  # all at once
+        await asyncio.wait_for(asyncio.gather(*tasks), SOON_S)
+        assert said == ["sent"] * 8 + ["worked up"] * 8
+
+    run(scenario, room=4)
 
 
 def test_one_that_needs_more_room_than_there_is_holds_up_no_smaller_one():

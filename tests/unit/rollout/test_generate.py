@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slime_core.engines.client import EngineAnswerError, EngineDeadlineError, EngineUnreachableError
-from slime_core.engines.protocol import GenerateRequest, parse_result
+from slime_core.engines.protocol import GenerateRequest, Unread, parse_result
 from slime_core.errors import DataError, DeadlineError, EngineError
 from slime_core.rollout.gate import EngineGate
 from slime_core.rollout.generate import Sampling, decode_response, generate, tokenize_prompt
@@ -33,6 +33,10 @@ class ScriptedEngine:
             raise step
         count, finish, version = step
         return [answer(request, count, finish, version) for request in requests]
+
+    async def generate_unread(self, requests: list[GenerateRequest]) -> Unread:
+        results = await self.generate_batch(requests)
+        return Unread(lambda: results)
 
 
 def answer(request: GenerateRequest, count: int, finish: str, version: str) -> Any:

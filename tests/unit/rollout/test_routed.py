@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_core.engines.protocol import GenerateRequest, GenerateResult, generate_body, parse_result
+from slime_core.engines.protocol import (
+    GenerateRequest,
+    GenerateResult,
+    Unread,
+    generate_body,
+    parse_result,
+)
 from slime_core.errors import EngineError
 from slime_core.rollout.generate import Sampling, generate
 from slime_core.rollout.routed import RouteAsk
@@ -51,6 +57,10 @@ class Engine:
     async def generate_batch(self, requests: list[GenerateRequest]) -> list[GenerateResult]:
         self.version += 1
         return [parse_result(self._answer(generate_body(one))) for one in requests]
+
+    async def generate_unread(self, requests: list[GenerateRequest]) -> Unread:
+        results = await self.generate_batch(requests)
+        return Unread(lambda: results)
 
     def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         count, end = self.script.pop(0)

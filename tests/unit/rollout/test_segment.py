@@ -355,3 +355,23 @@ def test_what_an_engine_refuses_is_not_asked_again(tmp_path, status, attempts):
     entry = segment.finished[1].entry
     assert (entry.verdict, entry.attempt) == ("dropped", attempts - 1)
     assert [rollout.begun[1, i] for i in range(3)] == [1] * attempts + [0] * (3 - attempts)
+
+
+@pytest.mark.timeout(120)
+def test_a_segment_that_has_enough_waits_for_no_group_that_is_still_made(backend, monkeypatch):
+    """Its last part is written at once, though another group could still come."""
+    monkeypatch.setattr("slime_core.rollout.part_writer.LINGER_S", 1e6)
+    rollout = Rollout(backend, all_fine, partial=True)
+    finish, aborted = rollout._finish, asyncio.Event()
+
+    async def first_ends_last(samples: list[Sample], stopping: Callable[[], bool]) -> Outcome:
+        if samples[0].group_index == 0:
+            await aborted.wait()
+        return await finish(samples, stopping)
+
+    async def abort() -> None:
+        aborted.set()
+
+    rollout._finish, rollout._abort = first_ends_last, abort  # type: ignore[method-assign]
+    rollout.further(1)
+    assert sorted(group.entry.group_id for group in rollout.run().kept) == [1, 2, 3, 4]

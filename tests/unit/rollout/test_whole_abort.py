@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slime_core.contracts.example import SETTINGS, CharTokenizer, draws, example_args
-from slime_core.engines.protocol import parse_result
+from slime_core.engines.protocol import Unread, parse_result
 from slime_core.errors import PluginError
 from slime_core.plugins.load import load
 from slime_core.rewards.hub import RewardHub, RewardSettings
@@ -44,6 +44,10 @@ class Engine:
 
     async def generate_batch(self, requests: Any) -> list[Any]:
         return [parse_result(await self._answer(len(self.asked) // 4)) for _ in requests]
+
+    async def generate_unread(self, requests: Any) -> Unread:
+        results = await self.generate_batch(requests)
+        return Unread(lambda: results)
 
     async def generate_raw(self, body: Any) -> Any:
         return await self._answer(len(self.asked) // 4)
