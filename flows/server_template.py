@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +42,10 @@ def lay_template(database: Path) -> bool:
         template = template_path()
         if not template.is_file():
             return False
-        _copy(template, database)
+        # A second command of the workspace may have made it meanwhile, and may be using it.
+        _copy(template, database, os.link)
+    except FileExistsError:
+        return True
     except (OSError, RuntimeError, sqlite3.Error) as error:
         log.warning("Prefect's tables are made anew, since their template failed: %s", error)
         return False
@@ -53,13 +57,16 @@ def keep_template(database: Path) -> None:
     try:
         template = template_path()
         template.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _copy(database, template)
+        _copy(database, template, os.replace)
     except (OSError, RuntimeError, sqlite3.Error) as error:
         log.warning("no template of Prefect's tables was kept: %s", error)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, put: Callable[[Path, Path], None]) -> None:
     """Copies a database, its write-ahead log included; the target is there whole or not at all.
+
+    Args:
+        put: gives the finished copy the target's name.
 
     Raises:
         sqlite3.Error: the source is no sound database of Prefect.
@@ -77,4 +84,4 @@ def _copy(source: Path, target: Path) -> None:
             written.execute("SELECT version_num FROM alembic_version").fetchone()
             # One file, which can be read where nothing can be written.
             written.execute("PRAGMA journal_mode = DELETE")
-        copy.replace(target)
+        put(copy, target)

@@ -17,7 +17,9 @@ from slime_core.weights.tables import ModelShape, bind
 _CHUNK = 1 << 24
 
 
-def weights_digest(chunks: Chunks, shape: ModelShape, role: str = "actor") -> str:
+def weights_digest(
+    chunks: Chunks, shape: ModelShape, role: str = "actor", *, trained: bool = False
+) -> str:
     """64-bit digest of all weights in canonical order, as "<role>:<16 hex>". A collective.
 
     Data-parallel replicas hold the same weights, so only the first counts; other parallel sizes
@@ -40,17 +42,27 @@ def weights_digest(chunks: Chunks, shape: ModelShape, role: str = "actor") -> st
             hasher.update(tensor_bytes(parameter))
     mine = [(parallel.replica_rank(expert=e), hashers[e].hexdigest()) for e in hashers]
     gathered = parallel.gather_objects((mine, _not_finite(parameters)))
-    if broken := sorted({name for _, names in gathered for name in names}):
-        raise TrainerError(
-            f"{len(broken)} of the {role}'s weights hold NaN or Inf, such as {broken[0]}: nothing "
-            "was recorded of them, and the last checkpoint is sound. Gradients were finite, so "
-            "look at the learning rate, and at functions of your own that write to weights"
-        )
+    _refuse({name for _, names in gathered for name in names}, role, trained=trained)
     shards = [shard for shards, _ in gathered for shard in shards]
     counted = [digest for rank, digest in shards if rank == 0]
     if len(counted) == 1:
         return f"{role}:{counted[0]}"
     return f"{role}:{xxhash.xxh3_64_hexdigest(''.join(counted).encode())}"
+
+
+def _refuse(broken: set[str], role: str, *, trained: bool) -> None:
+    """Raises TrainerError if there are weights with NaN or Inf."""
+    if not broken:
+        return
+    why = (
+        "nothing was recorded of them, and the last checkpoint is sound. Gradients were finite, so "
+        "look at the learning rate, and at functions of your own that write to weights"
+        if trained
+        else "so do the files that they were read from. Take another model, or another checkpoint"
+    )
+    raise TrainerError(
+        f"{len(broken)} of the {role}'s weights hold NaN or Inf, such as {min(broken)}: {why}"
+    )
 
 
 @torch.no_grad()
@@ -73,7 +85,12 @@ def digest_as_on_one_rank(chunks: Chunks, shape: ModelShape, undivided: ModelSha
     Args:
         shape: of the model, with the vocabulary padded for its tensor-parallel size.
         undivided: the same, padded for one rank.
+
+    Raises:
+        TrainerError: a weight is NaN or Inf; on all ranks.
     """
+    gathered = parallel.gather_objects(_not_finite(named_parameters(chunks)))
+    _refuse({name for names in gathered for name in names}, "actor", trained=False)
     hasher = xxhash.xxh3_64()
     tensors = named_hf_tensors(chunks, shape)
     for entry in bind(undivided):

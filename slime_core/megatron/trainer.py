@@ -106,9 +106,9 @@ class PolicyTrainer:
                 total += int(torch.Size(size).numel())
         return total
 
-    def policy_digest(self) -> str:
+    def policy_digest(self, *, trained: bool = False) -> str:
         """See digest.weights_digest."""
-        return weights_digest(self.state.models, self.shape)
+        return weights_digest(self.state.models, self.shape, trained=trained)
 
     def start_digest(self) -> str:
         """The policy's digest as one rank would give it: it names where a run begins, whatever the
@@ -121,13 +121,14 @@ class PolicyTrainer:
         undivided = replace(self.shape, padded_vocab_size=rows)
         return digest_as_on_one_rank(self.state.models, self.shape, undivided)
 
-    def weights_digest(self) -> str:
+    def weights_digest(self, *, trained: bool = False) -> str:
         """Digests of all that is trained: of the policy and, if there is one, of the critic."""
-        own = self.policy_digest()
+        own = self.policy_digest(trained=trained)
         if self.critic is None:
             return own
         passes = self.critic.passes
-        return f"{own} {weights_digest(passes.state.models, passes.shape, 'critic')}"
+        critic = weights_digest(passes.state.models, passes.shape, "critic", trained=trained)
+        return f"{own} {critic}"
 
     def agree(self, *parts: str) -> bool:
         """True if all ranks were given the same strings."""
@@ -172,7 +173,7 @@ class PolicyTrainer:
             self.hooks.begins_step(self.iterations, number, self.state)
             result = self._step(data.batch, rows, data.columns, allowed, hook)
             counts = overlong | data.counts(rows) | self._routed(data.batch, rows)
-            results.append(result | counts | {"weights_digest": self.weights_digest()})
+            results.append(result | counts | {"weights_digest": self.weights_digest(trained=True)})
         self._end_iteration(results, batch.num_rows)
         seconds = {"log_probs": read - started, "steps": time.perf_counter() - read}
         told = {"hooks": self.hooks.digests, "postprocessed": data.digest}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import models
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from slime_core.errors import TrainerError
 from slime_core.weights.digest import tensors_digest
 
 LENGTHS = (10, 10, 3, 17, 64, 1, 10, 33)
@@ -146,3 +148,23 @@ def test_a_checkpoint_that_does_not_fit_its_config_is_one_clear_error(
         with pytest.raises(Exception, match=words) as caught:
             in_trainer(jobs.canary, {"hf_checkpoint": str(tmp_path)}, [1, 2])
         assert type(caught.value).__name__ == "ConfigError"
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_model_that_holds_nan_is_refused_before_it_trains(
+    size: int,
+    folders: dict[str, str],
+    tmp_path: Path,
+    in_trainer: Callable[..., Any],
+    in_ranks: Callable[..., list[Any]],
+) -> None:
+    shutil.copytree(folders["qwen3-tied"], tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][-1, -1] = float("nan")
+    save_file(tensors, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    settings = {"hf_checkpoint": str(tmp_path / "m"), "tensor_model_parallel_size": size}
+    wanted = r"1 of the actor's weights hold NaN or Inf, such as decoder.layers.1.*were read from"
+    with pytest.raises(TrainerError, match=wanted):
+        if size == 1:
+            in_trainer(jobs.train, settings, [])
+        in_ranks(jobs.train_on_rank, settings, [])

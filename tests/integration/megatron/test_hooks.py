@@ -230,7 +230,9 @@ def test_weights_that_a_function_spoils_are_not_recorded(
 ) -> None:
     """The loss is not finite either, but a skipped step leaves the weights as they are."""
     path = hook(f"spoils_a_weight_with_{number}")
-    with pytest.raises(TrainerError, match=r"1 of the actor's weights hold NaN or Inf, such as de"):
+    with pytest.raises(
+        TrainerError, match=r"1 of the actor's weights hold NaN or Inf.*learning rate"
+    ):
         steps(batch, custom_megatron_before_train_step_hook_path=path)
 
 

@@ -58,6 +58,20 @@ def test_a_database_that_is_there_is_left_alone(tmp_path):
     assert (tmp_path / "own.db").read_bytes() == b"mine"
 
 
+def test_a_database_that_another_command_makes_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    keep_template(migrated(tmp_path / "first.db"))
+    own, connect = tmp_path / "own.db", sqlite3.connect
+
+    def late(*args, **options):
+        own.write_bytes(b"in use")
+        return connect(*args, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", late)
+    assert lay_template(own)
+    assert own.read_bytes() == b"in use"
+    assert {entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")} == set()
+
+
 @pytest.mark.parametrize("content", [b"", b"not a database at all", "cut", "foreign"])
 def test_a_broken_template_is_not_used_and_replaced_by_the_next(tmp_path, content, caplog):
     sound = migrated(tmp_path / "first.db", wal=False)
