@@ -16,6 +16,7 @@ from slime_core.cluster.spawner import Spawner
 from slime_core.errors import EngineError
 from slime_core.refs import Ref
 from slime_core.rollout.settings import EvalJob, RolloutSettings
+from slime_core.run.logs import print_to_file
 
 log = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 30.0
@@ -40,6 +41,7 @@ class RolloutActor:
         from slime_core.rollout.heap import settle_heap
         from slime_core.rollout.worker import RolloutWorker  # imports transformers
 
+        print_to_file(self._settings.log_file.with_suffix(".out"))
         self._worker = RolloutWorker(self._settings)
         facts = await self._worker.setup()
         settle_heap()

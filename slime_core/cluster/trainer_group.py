@@ -16,7 +16,7 @@ from slime_core.cluster.spawner import Spawner
 from slime_core.cluster.train_call import TrainCall
 from slime_core.errors import TrainerError
 from slime_core.run import faults
-from slime_core.run.logs import log_to_file
+from slime_core.run.logs import log_to_file, print_to_file
 from slime_core.store.source import BatchSource
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class TrainerActor:
         if place is not None:
             place.take()
         log_to_file(log_file, "INFO")
+        print_to_file(log_file.with_suffix(".out"))
         self._settings = settings
         self._source = source
         self._rank: TrainerRank | None = None

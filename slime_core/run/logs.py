@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,3 +35,17 @@ def log_to_file(path: Path, level: str) -> Callable[[], None]:
         handler.close()
 
     return stop
+
+
+def print_to_file(path: Path) -> None:
+    """Sends what this process prints from now on (standard output and error, also of the processes
+    that it starts) to a file (appending). Functions of users print, and nobody reads what Ray
+    keeps of that until the run has ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.dup2(file, number)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    os.close(file)

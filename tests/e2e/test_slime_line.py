@@ -16,15 +16,31 @@ LINE = """
     --num-rollout 2 --rollout-num-gpus 2 --skip-eval-before-train --no-use-mlflow
     --log-level DEBUG --no-prefect
 """
+LOUD = """
+def reward(args, sample, **kwargs):
+    print("a reward")
+    return float(sample.response.startswith(sample.label))
+
+
+def before_step(args, rollout_id, step_id, model, optimizer, opt_param_scheduler):
+    print("a step of", rollout_id)
+"""
 
 
 def test_a_line_in_slimes_form_trains(tmp_path):
     run = RunFolder(tmp_path / "runs", "line")
     saved = tmp_path / "saved"
     places = ["--workspace", str(run.workspace), "--run-id", run.run_id]
+    loud = tmp_path / "loud.py"
+    loud.write_text(LOUD)
+    functions = ["--custom-rm-path", f"{loud}:reward"]
+    functions += ["--custom-megatron-before-train-step-hook-path", f"{loud}:before_step"]
     folders = ["--load", str(saved), "--save", f"{saved}/"]
     done = subprocess.run(
-        [sys.executable, "train.py", str(QUICKSTART), *places, *folders, *LINE.split()],
+        [
+            *(sys.executable, "train.py", str(QUICKSTART)),
+            *(*places, *folders, *functions, *LINE.split()),
+        ],
         cwd=ROOT, env=dict(os.environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=RUN_TIMEOUT_S,
     )  # fmt: skip
@@ -35,5 +51,7 @@ def test_a_line_in_slimes_form_trains(tmp_path):
     assert not (run.workspace / "store").exists()
     logs = run.workspace / "local" / run.run_id / "logs"
     assert {path.name for path in logs.glob("engine-*.log")} == {"engine-0.log", "engine-1.log"}
+    assert (logs / "trainer-0.out").read_text().splitlines() == ["a step of 0", "a step of 1"]
+    assert "a reward\n" in (logs / "rollout-0.out").read_text()
     assert " DEBUG " in (logs / "driver.log").read_text()
     assert not (run.workspace / "mlflow").exists()
