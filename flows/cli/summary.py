@@ -69,10 +69,12 @@ def mlflow_command(config: RunConfig) -> str:
 
 
 def prefect_command(home: Path) -> str:
-    """The command that opens the workspace's Prefect pages."""
+    """The command that opens the workspace's Prefect pages; like our own server it reports nothing
+    to Prefect's makers."""
     place = shlex.quote(_relative(home))
+    variables = f"PREFECT_HOME={place} PREFECT_SERVER_ANALYTICS_ENABLED=false"
     port = page_port(PREFECT_PORT)
-    command = f"PREFECT_HOME={place} {program('prefect')} server start --port {port}"
+    command = f"{variables} {program('prefect')} server start --port {port}"
     return f"{command}   (http://{HOST}:{port})"
 
 

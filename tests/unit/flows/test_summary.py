@@ -24,6 +24,7 @@ def test_the_end_says_how_where_and_what_is_missing(tmp_path):
     assert f"  store    {tmp_path / 'store' / 'r'}" in lines
     assert f"  logs     {tmp_path / 'local' / 'r' / 'logs'}" in lines
     assert lines[-2].startswith("  Prefect  PREFECT_HOME=") and " --port " in lines[-2]
+    assert " PREFECT_SERVER_ANALYTICS_ENABLED=false " in lines[-2], "the command sends telemetry"
     assert lines[-1] == "  note: mlflow lacks 2 records"
     assert not any("Prefect" in line for line in summary(config, "r", "finished", None, []))
 
