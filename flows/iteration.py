@@ -58,9 +58,9 @@ async def tolerant_iteration(k: int) -> None:
     try:
         await iteration(k)
     except API_ERRORS as error:
+        state.away = True
         if state.failure is not None and state.failure is not error:
             raise state.failure from None
         log.warning("Prefect failed during iteration %06d: %s", k, error)
-        state.away = True
         if not state.finished:
             await plain_iteration(k)

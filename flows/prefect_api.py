@@ -145,10 +145,11 @@ async def end_dead(
     return found
 
 
-async def settle_lost(own: UUID) -> int:
-    """Marks what is unfinished below a flow run as completed: its subflows that ended while the API
-    was away (or went on without it, where they had only been created), and task runs whose end went
-    with a server that was killed. To be called between iterations, when none of them is at work.
+async def settle_lost(own: UUID, state: State[Any] | None = None) -> int:
+    """Marks what is unfinished below a flow run as completed (or as in `state`): its subflows that
+    ended while the API was away (or went on without it, where they had only been created), and task
+    runs whose end went with a server that was killed. To be called between iterations, when none of
+    them is at work.
 
     Returns:
         How many flow runs and task runs were marked.
@@ -157,7 +158,7 @@ async def settle_lost(own: UUID) -> int:
         API_ERRORS: the API failed.
     """
     async with get_client() as client:
-        return await _end_below(client, [own], [own], Completed(message=LATE))
+        return await _end_below(client, [own], [own], state or Completed(message=LATE))
 
 
 async def complete_finished(run_id: str) -> int:
@@ -229,12 +230,18 @@ async def show_pause(run: UUID, why: str | None) -> None:
             await client.set_flow_run_state(run, state, force=True)
 
 
-async def report_late(state: Shown) -> None:
-    """Tells Prefect what it missed while it was away, if it answers again."""
+async def report_late(state: Shown, *, failed: bool = False) -> None:
+    """Tells Prefect what it missed while it was away, if it answers again.
+
+    Args:
+        failed: the run ends with an error, by which the iteration ended that is shown last, if the
+            error was not that of one that is not shown.
+    """
     if not state.away or not await reachable():
         return
     try:
-        await settle_lost(state.parent)
+        inside = failed and state.current is not None and not state.finished
+        await settle_lost(state.parent, Failed(message=LATE) if inside else None)
         state.away = False
     except API_ERRORS as error:
         log.warning("Prefect failed at late reports: %s", error)

@@ -71,6 +71,9 @@ async def launched(launch: Launch) -> None:
         with watched(launch, shown, launch.flow_run_id):
             await _trained(launch)
         await report_late(shown)
+    except Exception:
+        await report_late(shown, failed=True)
+        raise
     finally:
         watch.cancel()
 

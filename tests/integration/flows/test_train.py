@@ -221,3 +221,24 @@ def test_a_server_that_is_killed_in_mid_iteration_does_not_end_the_run(
     shown = {child.name: child.state.type.value for child in children_of(parent)}
     seen = [k for k in (0, 1, 4) if k < num_rollout]  # 2 and 3 began while it was away
     assert shown == {f"iteration {k:06d}": "COMPLETED" for k in seen}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_after_the_server_was_away_leaves_no_iteration_running(server, tmp_path):
+    async def kill_server():
+        server.process.kill()
+        server.process.wait(10)
+
+    async def fail():
+        server.process = server.restarted().process
+        await asyncio.to_thread(server.wait_healthy, 60)
+        raise TrainerError("broken rows")
+
+    run = StandIn(tmp_path, "run-fails-away", num_rollout=3)
+    run.hooks = {("generate", 1): kill_server, ("generate", 2): fail}
+    with pytest.raises(TrainerError, match="broken rows"):
+        run.train()
+    [parent] = flow_runs_of("run-fails-away")
+    assert parent.state.is_failed()
+    shown = {child.name: child.state.type.value for child in children_of(parent)}
+    assert shown == {"iteration 000000": "COMPLETED", "iteration 000001": "COMPLETED"}
