@@ -10,6 +10,8 @@ TORCH_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What tests, checks and benchmarks need besides; one package of it is compiled.
+DEV := $(VENV)/.installed-dev
 USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
 CANDIDATES := python3.11 python3.12 python3 /usr/bin/python3
 PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(USABLE)' 2>/dev/null && echo $$p && break; done)
@@ -25,20 +27,20 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-load
 train: $(STAMP)
 	$(BIN)/slime train $(CONFIG) $(ARGS)
 
-test: $(STAMP)
+test: $(DEV)
 	$(PYTEST) -m "not slow and not gpu and not sglang" $(ARGS)
 
-test-slow: $(STAMP)
+test-slow: $(DEV)
 	$(PYTEST) -m "slow and not gpu and not sglang" $(ARGS)
 
-test-all: $(STAMP)
+test-all: $(DEV)
 	$(PYTEST) -m "not gpu and not sglang" $(ARGS)
 
-test-gpu: $(STAMP)
+test-gpu: $(DEV)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 # Real SGLang on a CPU, in an environment of its own (3 GB; its pins want Python 3.11).
-test-sglang: $(STAMP) $(SGLANG_VENV)/.installed
+test-sglang: $(DEV) $(SGLANG_VENV)/.installed
 	SLIME_SGLANG_PYTHON=$(CURDIR)/$(SGLANG_VENV)/bin/python \
 		$(BIN)/python -m pytest -m sglang -s $(ARGS)
 
@@ -47,23 +49,23 @@ $(SGLANG_VENV)/.installed: tests/sglang_cpu/requirements.txt
 	$(SGLANG_VENV)/bin/python -m pip install --quiet --no-deps $(TORCH_ARGS) -r $<
 	touch $@
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(STAMP)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-quickstart: $(STAMP)
+bench-quickstart: $(DEV)
 	$(BIN)/python -m benchmarks.quickstart $(ARGS)
 
-bench-overhead: $(STAMP)
+bench-overhead: $(DEV)
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
-bench-noop: $(STAMP)
+bench-noop: $(DEV)
 	$(BIN)/python -m benchmarks.noop $(ARGS)
 
 install: $(STAMP)
@@ -79,5 +81,9 @@ $(STAMP): pyproject.toml constraints.txt
 	       "or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(TORCH_ARGS) "$(TORCH)"
+	$(BIN)/python -m pip install -c constraints.txt -e '.[query]'
+	@touch $@
+
+$(DEV): $(STAMP)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
