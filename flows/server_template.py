@@ -81,7 +81,8 @@ def _copy(source: Path, target: Path, put: Callable[[Path, Path], None]) -> None
             (found,) = written.execute("PRAGMA quick_check").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(f"{source}: {found}")
-            written.execute("SELECT version_num FROM alembic_version").fetchone()
+            if not written.execute("SELECT version_num FROM alembic_version").fetchone():
+                raise sqlite3.DatabaseError(f"{source}: its migrations have not ended")
             # One file, which can be read where nothing can be written.
             written.execute("PRAGMA journal_mode = DELETE")
         put(copy, target)

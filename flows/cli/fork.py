@@ -37,7 +37,10 @@ def main(arguments: list[str]) -> int:
     refuse_fork(root, source, run_id=new, at=at, changes=changes)  # before a folder is made
     target = open_backend(join_url(root_url(options), new))
     fork = fork_run(root, source, target, run_id=new, at=at, changes=changes)
-    show([vars(fork)], options.json)
+    told = dict(vars(fork))
+    if fork.checkpoint < 0 and not options.json:
+        told["checkpoint"] = "initial weights"
+    show([told], options.json)
     if not options.json:
         print(f"train it with: slime train CONFIG.yaml --run-id {new}{place_flags(options)}")
     return 0

@@ -80,6 +80,19 @@ def numeric_digest(config: RunConfig) -> str:
     return digest_of(values(config, "numeric"))
 
 
+def numeric_changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """What differs of that, as "lr 0.0003 -> 0.0001", Megatron's options by their own names."""
+    old, new = (
+        {**found.pop("megatron"), **found}
+        for found in (values(before, "numeric"), values(after, "numeric"))
+    )
+    return [
+        f"{name} {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
 def identity_digest(config: RunConfig) -> str:
     """Digest of what makes this run this run."""
     return digest_of(values(config, "identity"))

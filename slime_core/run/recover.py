@@ -95,6 +95,9 @@ def _table(history: History, steps: Plan, restored: Restored) -> list[tuple[str,
         table.append(("next", "nothing to train"))
     else:
         table.append(("next", f"iteration {steps.iteration}: {WORDS[steps.action]}"))
+    if restored.changed and steps.action is not Action.FINISHED:
+        text = f"from iteration {steps.last + 1} on: {', '.join(restored.changed)}"
+        table.append(("changed", text))
     segment = history.unsealed.get(steps.iteration)
     if steps.action is Action.ADOPT:
         kept, left = len(segment.finished) if segment else 0, len(steps.to_generate)

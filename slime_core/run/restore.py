@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from slime_core.config.fields import numeric_digest, values
+from slime_core.config.fields import numeric_changes, numeric_digest, values
 from slime_core.config.tree import RunConfig
 from slime_core.errors import ConfigError, DigestError, TrainerError
 from slime_core.run.context import FIRST_LINEAGE, RunContext
@@ -32,6 +32,7 @@ class Restored:
         drift: iterations whose replay gave other weights than the ledger says.
         hint: what functions of the user's may have to do with the first of them.
         damaged: checkpoints that could not be used, each with its reason.
+        changed: numeric values that are others than those of the last iteration.
     """
 
     checkpoint: int = -1
@@ -39,6 +40,7 @@ class Restored:
     drift: list[int] = field(default_factory=list)
     hint: str = ""
     damaged: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
 
 
 async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) -> Restored:
@@ -68,6 +70,8 @@ async def restore_trainer(ctx: RunContext, last: int, *, rebuild: bool = False) 
         await ranks.take(ledger.numeric_digest)
         await _replay(ctx, ledger, found)
     await ranks.take(ranks.own)
+    if chain:
+        found.changed = await asyncio.to_thread(_changed_since, ctx, chain[-1])
     if found.drift:
         ctx.state.drifts += 1
         ctx.state.lineage = drifted_lineage(ctx.lease.epoch, ctx.state.drifts)
@@ -175,6 +179,17 @@ def drifted_lineage(epoch: int, drifts: int) -> str:
         drifts: how many that owner has seen, this one included.
     """
     return f"l{epoch}.{drifts}"
+
+
+def _changed_since(ctx: RunContext, ledger: Ledger) -> list[str]:
+    """Numeric values that are no longer those of an iteration."""
+    if ledger.numeric_digest == numeric_digest(ctx.config):
+        return []
+    try:
+        recorded = recorded_config(ctx.backend, ledger.numeric_digest, {})
+    except ConfigError as error:
+        return [f"what, cannot be told: {error}"]
+    return numeric_changes(recorded, ctx.config)
 
 
 def _numeric_hint(ctx: RunContext, ledger: Ledger) -> str:

@@ -41,6 +41,7 @@ def test_a_run_is_killed_in_mid_segment_and_goes_on_to_its_end(drive, tmp_path: 
     assert table["done before"] == "3 iterations"
     assert table["trainer"] == "the checkpoint after iteration 2", "nothing is trained again"
     assert not {"note", "damaged"} & table.keys()
+    assert table["changed"] == "from iteration 3 on: num_rollout 3 -> 5"
     kept = int(table["samples"].split()[0])
     assert 0 < kept < GROUPS, "it was killed between two groups"
     left = f"{GROUPS - kept} to be generated"

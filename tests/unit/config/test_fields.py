@@ -9,6 +9,7 @@ from slime_core.config.fields import (
     field_info,
     group_types,
     identity_digest,
+    numeric_changes,
     numeric_digest,
     values,
 )
@@ -163,6 +164,15 @@ def test_open_groups_have_a_class_too():
     assert numeric_digest(small()) == numeric_digest(small(sglang={"dtype": "float32"}))
     assert values(small(sglang={"a": 1}), "operational")["sglang"] == {"a": 1}
     assert "megatron" not in values(small(), "identity")
+
+
+def test_numeric_changes_are_told_with_both_values():
+    before = small(lr=3e-4, megatron={"weight_decay": 0.1})
+    after = small(lr=1e-4, megatron={"adam_beta2": 0.98}, sglang={"dtype": "float32"})
+    assert numeric_changes(before, after) == [
+        "adam_beta2 unset -> 0.98", "lr 0.0003 -> 0.0001", "weight_decay 0.1 -> unset",
+    ]  # fmt: skip
+    assert numeric_changes(before, before) == []
 
 
 def test_where_the_model_lies_is_operational_though_megatrons_options_are_numeric():

@@ -26,7 +26,8 @@ def test_a_fork_is_made_and_listed(tmp_path, capsys):
     asked = ["fork", "base", "--workspace", str(tmp_path), "--at", "1", "--run-id"]
     assert main([*asked, "twig", "--seed", "5"]) == 0
     wanted = f"slime train CONFIG.yaml --run-id twig --workspace {tmp_path}\n"
-    assert wanted in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert wanted in told and "initial weights" in told
     assert main(["verify", "twig", "--workspace", str(tmp_path)]) == 0
     assert main(["runs", "--workspace", str(tmp_path)]) == 0
     assert "  fork of base@1\n" in capsys.readouterr().out
