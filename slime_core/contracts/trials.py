@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from slime_core.agents.generate import load_agent
+from slime_core.config.loading import load_config
 from slime_core.config.rollout import AGENT_GENERATE
 from slime_core.contracts.example import (
     GROUP,
@@ -23,6 +24,7 @@ from slime_core.contracts.example import (
     example_runtime,
     pending,
 )
+from slime_core.contracts.own_rows import ANSWERED, own_group
 from slime_core.data.custom_source import CustomSource
 from slime_core.data.source_classes import Dataset
 from slime_core.data.sources import PromptSource, SourceSettings
@@ -47,6 +49,7 @@ from slime_core.store.draws import Draw as Logged
 from slime_core.tools.interface import load_tools
 from slime_core.weights.sync.post_write import POST_WRITE, PostWrite
 
+REWARDS: dict[str, dict[str, Any]] = {"custom_rm_path": {}, "group_rm": {"group_rm": True}}
 TRIAL_S = 20.0
 SLOW_S = 0.5
 AGENT_TOKENS = 10_000
@@ -71,22 +74,20 @@ async def trial(name: str, path: str, config: str | None) -> list[str]:
         from slime_core.contracts.trainer_trials import trainer_trial
 
         return trainer_trial(name, example_args(config), path)
+    if name in REWARDS:
+        return await _graded(name, path, config)
     return await TRIALS[name](example_args(config), path)
 
 
-async def _reward(args: Any, path: str) -> list[str]:
+async def _graded(name: str, path: str, config: str | None) -> list[str]:
+    """Answers to the first prompt of the configuration, or of the example, and their worth."""
+    args: Any = example_args(config)
     settings = RewardSettings(custom_rm_path=path, reward_key=args.reward_key,
-                              reward_timeout_s=TRIAL_S)  # fmt: skip
-    return await _graded(RewardHub(settings, args), path, answered(0, [None] * GROUP))
-
-
-async def _group_reward(args: Any, path: str) -> list[str]:
-    settings = RewardSettings(custom_rm_path=path, group_rm=True, reward_key=args.reward_key,
-                              reward_timeout_s=TRIAL_S)  # fmt: skip
-    return await _graded(RewardHub(settings, args), path, answered(0, [None] * GROUP))
-
-
-async def _graded(hub: RewardHub, path: str, samples: list[Sample]) -> list[str]:
+                              reward_timeout_s=TRIAL_S, **REWARDS[name])  # fmt: skip
+    hub = RewardHub(settings, args)
+    own = None if config is None else own_group(load_config(config, {}))
+    where, samples = own or ("", answered(0, [None] * GROUP))
+    what = f"responses to {where} ({ANSWERED})" if own else "responses (right, wrong, empty, 15 kB)"
     begun_s = time.monotonic()
     try:
         with example_runtime(example_args(None)).active():
@@ -102,7 +103,7 @@ async def _graded(hub: RewardHub, path: str, samples: list[Sample]) -> list[str]
             about = repr(sample.response[:40])
             raise PluginError(f"{path}, for the response {about}: {result.message}")
     shown = [result.value for result in results if isinstance(result, Score)]
-    lines = [f"{len(shown)} responses (right, wrong, empty, 15 kB) were worth {shown}"]
+    lines = [f"{len(shown)} {what} were worth {shown}"]
     if all(value == shown[0] for value in shown):
         lines.append("note: all are worth the same, so nothing can be learned from them")
     if each_s > SLOW_S:
@@ -283,8 +284,6 @@ async def _post_write(args: Any, path: str) -> list[str]:
 
 
 TRIALS: dict[str, Callable[[Any, str], Awaitable[list[str]]]] = {
-    "custom_rm_path": _reward,
-    "group_rm": _group_reward,
     "custom_generate_function_path": _generate,
     "agent_path": _agent,
     "rollout_sample_hook_path": _sample_hook,

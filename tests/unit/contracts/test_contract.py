@@ -6,7 +6,7 @@ import pytest
 
 from flows.cli.main import main
 from slime_core.contracts.hooks import HOOKS, hook_named
-from slime_core.contracts.trials import TRIALS
+from slime_core.contracts.trials import REWARDS, TRIALS
 from slime_core.errors import ConfigError
 from slime_core.plugins.trainer_hooks import CALLS
 
@@ -164,11 +164,27 @@ def test_an_example_of_the_documentation_passes(capsys):
     assert status == 0 and "set reward_key (" in text, text
 
 
+OWN = """
+async def share(args, sample):
+    return sum(a == b for a, b in zip(sample.response, sample.label)) / len(sample.label)
+"""
+CONFIG = Path(__file__).parents[3] / "configs/quickstart.yaml"
+
+
+def test_a_reward_is_tried_on_the_prompts_of_a_configuration(capsys, tmp_path):
+    (tmp_path / "my.py").write_text(OWN)
+    status, text = said(capsys, "reward", f"{tmp_path / 'my.py'}:share", str(CONFIG))
+    assert status == 0, text
+    answers = "(its label, the label of another one, empty, 15 kB) were worth [1.0, 0.0, 0.0, 0.0]"
+    assert f"4 responses to {CONFIG.parent / 'quickstart/train.jsonl'}, row 1 {answers}" in text
+    assert "nothing can be learned" not in text
+
+
 def test_without_arguments_it_lists_every_hook(capsys):
     status, text = said(capsys)
     assert status == 0
     assert all(f"\n{hook.name}\n" in text for hook in HOOKS)
-    assert {hook.name for hook in HOOKS} == set(TRIALS) | set(CALLS)
+    assert {hook.name for hook in HOOKS} == set(TRIALS) | set(REWARDS) | set(CALLS)
 
 
 def test_hooks_have_short_names_and_near_ones():
