@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from flows.cli.summary import mlflow_command, prefect_command
+from flows.cli.summary import MLFLOW_PORT, PREFECT_PORT, mlflow_command, prefect_command
 from flows.server import HOST, api_answers, configured_api_url, own_server_pid
 from flows.services import processes
 from flows.services.stack import MLFLOW, api_url_of
@@ -55,6 +54,8 @@ def mlflow_page(config: RunConfig, run_id: str) -> str:
         service = processes.running(workspace, MLFLOW)
         served = service.address if service else None
     page = page_of(settings)
+    if served is None and page and _mlflow_knows(f"http://{HOST}:{MLFLOW_PORT}", page):
+        served = f"http://{HOST}:{MLFLOW_PORT}"
     if served is None:
         command = mlflow_command(config)
         return f"{command}  then /{page}" if page else command
@@ -71,6 +72,9 @@ def prefect_page(workspace: Path, run_id: str) -> str:
         return f"{page}/runs/flow-run/{flow_run}" if flow_run else f"{page}/runs"
     if not (home / "prefect.db").is_file():
         return f"no Prefect server of {workspace} has ever run"
+    usual = f"http://{HOST}:{PREFECT_PORT}"  # where a command that was printed serves it
+    if flow_run := _flow_run_from(f"{usual}/api", run_id):
+        return f"{usual}/runs/flow-run/{flow_run}"
     flow_run = _flow_run_in(home / "prefect.db", run_id)
     command = prefect_command(home)
     return f"{command}  then /runs/flow-run/{flow_run}" if flow_run else command
@@ -106,9 +110,19 @@ def _flow_run_from(api_url: str, run_id: str) -> str | None:
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             found: list[dict[str, Any]] = json.load(response)
-    except (OSError, urllib.error.URLError):
+        return found[0]["id"] if found else None
+    except (OSError, ValueError, TypeError, LookupError):  # nobody, or somebody else, is there
         return None
-    return found[0]["id"] if found else None
+
+
+def _mlflow_knows(url: str, page: str) -> bool:
+    """Whether a server answers for the run of a page."""
+    asked = f"{url}/api/2.0/mlflow/runs/get?run_id={page.rsplit('/', 1)[-1]}"
+    try:
+        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:
+            return response.status == 200
+    except (OSError, ValueError):
+        return False
 
 
 def _flow_run_in(database: Path, run_id: str) -> str | None:
