@@ -21,6 +21,7 @@ from slime_core.errors import TrainerError
 from slime_core.megatron import parallel
 from slime_core.megatron.checkpoint_writer import StagedSave
 from slime_core.megatron.chunks import load_states, sharded_states
+from slime_core.megatron.host_memory import copy_threads
 from slime_core.megatron.optimizer import TrainState, members
 from slime_core.megatron.together import first_failure
 
@@ -49,8 +50,9 @@ def stage_state(
         copied: training may go on before the files are written.
         extra: plain values that `load_checkpoint` returns.
     """
-    content = _sharded(state, loading=False) | {"extra": extra or {}}
-    return StagedSave(content, folder, copied=copied)
+    with copy_threads(_on_gpu(state)):
+        content = _sharded(state, loading=False) | {"extra": extra or {}}
+        return StagedSave(content, folder, copied=copied)
 
 
 def load_checkpoint(state: TrainState, directory: str | Path) -> dict[str, Any]:
@@ -64,9 +66,10 @@ def load_checkpoint(state: TrainState, directory: str | Path) -> dict[str, Any]:
     Raises:
         TrainerError: no checkpoint there.
     """
-    loaded = read_sharded(_sharded(state, loading=True), Path(directory))
-    load_states(state.models, loaded)
-    _load_optimizer(state.optimizer, loaded["optimizer"])
+    with copy_threads(_on_gpu(state)):
+        loaded = read_sharded(_sharded(state, loading=True), Path(directory))
+        load_states(state.models, loaded)
+        _load_optimizer(state.optimizer, loaded["optimizer"])
     state.scheduler.num_steps = 0  # load_state_dict adds to it
     state.scheduler.load_state_dict(loaded["scheduler"])
     return loaded["extra"]
@@ -88,6 +91,10 @@ def read_sharded(content: dict[str, Any], folder: Path) -> Any:
             f"checkpoint {folder} cannot be read: {said}; without it "
             "the run goes on from an older one, or trains its stored batches again"
         ) from error
+
+
+def _on_gpu(state: TrainState) -> bool:
+    return next(state.model.parameters()).is_cuda
 
 
 def _sharded(state: TrainState, loading: bool) -> dict[str, Any]:

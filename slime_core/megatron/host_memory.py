@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from slime_core.errors import TrainerError
 
 PIECE_BYTES = 256 * 2**20
 """Host memory is taken in pieces of this size: torch rounds pinned memory up to powers of two."""
+COPY_THREADS = 8
 ALIGNED = 64
 """Tensors that share a block begin at multiples of so many elements."""
 
@@ -77,3 +81,17 @@ def cut(sizes: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]
                 parts, room = [], most
     if parts:
         yield parts
+
+
+@contextmanager
+def copy_threads(on_gpu: bool) -> Iterator[None]:
+    """More threads while the states of a model on a GPU are put together in the host's memory,
+    which is copying alone: with one thread 8 GB took 24 to 28 s, with eight 12 s."""
+    before = torch.get_num_threads()
+    if on_gpu:
+        own = len(os.sched_getaffinity(0)) // dist.get_world_size()
+        torch.set_num_threads(max(before, min(own, COPY_THREADS)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
