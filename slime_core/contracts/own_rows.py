@@ -11,7 +11,7 @@ from slime_core.contracts.example import ANSWERS, CharTokenizer
 from slime_core.data.readers import read_rows
 from slime_core.data.sources import row_problem, sample_from_row
 from slime_core.errors import DataError
-from slime_core.rollout.source_of_run import source_settings
+from slime_core.rollout.source_of_run import own_source, source_settings
 from slime_core.sample import Sample, Status
 from slime_core.store.urls import open_stream
 
@@ -29,7 +29,7 @@ def own_group(config: RunConfig) -> tuple[str, list[Sample]] | None:
         DataError: the prompt cannot be used.
     """
     given = config.data.prompt_data
-    if not given or not config.data.label_key or config.data.data_source_path is not None:
+    if not given or not config.data.label_key or own_source(config) is not None:
         return None
     spec = given if isinstance(given, str) else next(iter(given))
     settings = source_settings(config)

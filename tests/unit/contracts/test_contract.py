@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from flows.cli.main import main
+from slime_core.config.loading import load_config
 from slime_core.contracts.hooks import HOOKS, hook_named
+from slime_core.contracts.own_rows import own_group
 from slime_core.contracts.trials import REWARDS, TRIALS
 from slime_core.errors import ConfigError
 from slime_core.plugins.trainer_hooks import CALLS
+from slime_core.rollout.source_of_run import BUILT_IN
 
 PLUGINS = Path(__file__).parents[2] / "plugins_for_slime"
 
@@ -178,6 +181,12 @@ def test_a_reward_is_tried_on_the_prompts_of_a_configuration(capsys, tmp_path):
     answers = "(its label, the label of another one, empty, 15 kB) were worth [1.0, 0.0, 0.0, 0.0]"
     assert f"4 responses to {CONFIG.parent / 'quickstart/train.jsonl'}, row 1 {answers}" in text
     assert "nothing can be learned" not in text
+
+
+def test_a_source_of_our_own_names_its_prompts_too():
+    built_in = load_config(CONFIG, {"data_source_path": BUILT_IN[0]})
+    assert own_group(built_in)[0].endswith("train.jsonl, row 1")
+    assert own_group(load_config(CONFIG, {"data_source_path": "my.py:Source"})) is None
 
 
 def test_without_arguments_it_lists_every_hook(capsys):
