@@ -26,7 +26,6 @@ WARM_UP = 1
 def write_model(folder: Path, device: str, layers: int = LAYERS) -> None:
     """Random weights in Qwen3-0.6B's shape, with the quickstart's tokenizer: of 151936 ids it
     knows the first hundred, so prompts are made of those."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -42,9 +41,16 @@ def write_model(folder: Path, device: str, layers: int = LAYERS) -> None:
         dtype="bfloat16",
         eos_token_id=VOCAB - 1,
     )
+    save_random(Qwen3ForCausalLM, config, folder, device)
+
+
+def save_random(kind: Any, config: Any, folder: Path, device: str) -> None:
+    """Random bf16 weights of a class of transformers, with the quickstart's tokenizer."""
+    import torch
+
     torch.manual_seed(0)
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).bfloat16()
+        model = kind(config).bfloat16()
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, folder / name)

@@ -6,14 +6,13 @@ A rehearsal without a GPU: --engine embedded --device cpu --layers 2 --hidden 64
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.host import keep, parser, show
 from benchmarks.gpu.loop import clear, extremes, medians, run_loop
-from benchmarks.gpu.qwen3_06b import TOKENIZER, VOCAB, tree, write_prompts
+from benchmarks.gpu.qwen3_06b import VOCAB, save_random, tree, write_prompts
 from slime_core.config.loading import load_config
 
 EXPERTS, PER_TOKEN = 32, 4
@@ -28,7 +27,6 @@ SHOWN = (
 
 def write_model(folder: Path, layers: int, hidden: int, device: str) -> None:
     """Random weights of a Qwen3 with experts; its routers are undecided, as arithmetic goes."""
-    import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -48,12 +46,7 @@ def write_model(folder: Path, layers: int, hidden: int, device: str) -> None:
         dtype="bfloat16",
         eos_token_id=VOCAB - 1,
     )
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = Qwen3MoeForCausalLM(config).bfloat16()
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(TOKENIZER / name, folder / name)
+    save_random(Qwen3MoeForCausalLM, config, folder, device)
 
 
 def rows_of(name: str, result: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -166,15 +166,20 @@ def pending(group: int = 0, count: int = GROUP) -> list[Sample]:
     ]  # fmt: skip
 
 
+def respond(sample: Sample, text: str, tokenizer: CharTokenizer) -> None:
+    """Appends a response of the model."""
+    tokens = tokenizer.encode(text) or [1]
+    sample.append_response_tokens(
+        tokens=tokens, log_probs=[-0.25] * len(tokens), text=text, weight_version="l0-0"
+    )
+
+
 def answered(group: int = 0, rewards: Sequence[float | None] = REWARDS) -> list[Sample]:
     """A finished group: a right answer, a wrong one, an empty one and a very long one."""
     tokenizer = CharTokenizer()
     samples = pending(group)
     for sample, text, reward in zip(samples, ANSWERS, rewards, strict=True):
-        tokens = tokenizer.encode(text) or [1]
-        sample.append_response_tokens(
-            tokens=tokens, log_probs=[-0.25] * len(tokens), text=text, weight_version="l0-0"
-        )
+        respond(sample, text, tokenizer)
         sample.status = Status.COMPLETED if text.endswith("<|im_end|>") else Status.TRUNCATED
         sample.weight_versions, sample.reward = ["l0-0"], reward
     return samples

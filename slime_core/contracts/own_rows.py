@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from slime_core.config.tree import RunConfig
-from slime_core.contracts.example import ANSWERS, CharTokenizer
+from slime_core.contracts.example import ANSWERS, CharTokenizer, respond
 from slime_core.data.readers import read_rows
 from slime_core.data.sources import row_problem, sample_from_row
 from slime_core.errors import DataError
@@ -47,10 +47,7 @@ def own_group(config: RunConfig) -> tuple[str, list[Sample]] | None:
     group = []
     for place, text in enumerate((label, other, "", ANSWERS[-1])):
         sample = sample_from_row(first, settings, tokenizer, group_index=0, index=place)
-        tokens = tokenizer.encode(text) or [1]
-        sample.append_response_tokens(
-            tokens=tokens, log_probs=[-0.25] * len(tokens), text=text, weight_version="l0-0"
-        )
+        respond(sample, text, tokenizer)
         sample.status = Status.COMPLETED
         group.append(sample)
     return first.where, group
